@@ -1,0 +1,2 @@
+//! The kernel half of rbprof; on the host it is an empty program.
+fn main() {}

@@ -1,0 +1,18 @@
+//! rbprof, an out-of-process eBPF profiler for Ruby.
+//!
+//! Data flows one way, and each stage knows the types of the next one only:
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`targets`] | which processes, which Ruby in them, where its roots are |
+//! | [`symbolize`] | frames as the kernel half sends them, to names and lines |
+//! | [`profile`] | interned functions, locations, stacks, counts, labels |
+//! | [`output`] | writers over a profile: pprof, folded stacks, flame graph, table |
+//!
+//! [`memory`] reads the memory of a target process for the stages that need it.
+
+pub mod memory;
+pub mod output;
+pub mod profile;
+pub mod symbolize;
+pub mod targets;

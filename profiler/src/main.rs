@@ -1,0 +1,2 @@
+//! The `rbprof` command.
+fn main() {}

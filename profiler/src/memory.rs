@@ -1,0 +1,42 @@
+//! Reading the memory of a target process from user space.
+
+pub use rbprof_common::Fault;
+
+/// Target memory, read by address, for the parts of rbprof that run in user
+/// space. Reading never stops or changes the target.
+pub trait TargetMemory {
+    /// Fills `buffer` from `address` on.
+    ///
+    /// # Errors
+    /// [`Fault`] when any byte of it cannot be read.
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault>;
+
+    /// Reads the little-endian word at `address`.
+    ///
+    /// # Errors
+    /// [`Fault`] when any byte of it cannot be read.
+    fn word(&self, address: u64) -> Result<u64, Fault> {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Fills many buffers at once; each entry says for itself whether it was
+    /// read. Implementations that can make one system call of it do.
+    fn read_many(&self, requests: &mut [ReadRequest<'_>]) {
+        for request in requests {
+            request.done = self.read(request.address, request.buffer).is_ok();
+        }
+    }
+}
+
+/// One read of [`TargetMemory::read_many`].
+#[derive(Debug)]
+pub struct ReadRequest<'a> {
+    /// Where to read.
+    pub address: u64,
+    /// What to fill.
+    pub buffer: &'a mut [u8],
+    /// Whether all of it was filled.
+    pub done: bool,
+}

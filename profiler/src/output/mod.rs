@@ -1,0 +1,1 @@
+//! Writers over a profile.

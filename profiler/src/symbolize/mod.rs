@@ -1,0 +1,1 @@
+//! From frames as the kernel half sends them to names and lines.

@@ -1,0 +1,1 @@
+//! Which processes, which Ruby in them, and where its roots are.

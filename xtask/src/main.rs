@@ -1,0 +1,2 @@
+//! What a developer of rbprof runs.
+fn main() {}
