@@ -8,6 +8,11 @@
 //! the highest address of its stretch, so that a stretch never touches pages
 //! above what the thread has used.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "every index is masked to the length of its array"
+)]
+
 use crate::Fault;
 use crate::Memory;
 use crate::layout::fixed;
@@ -78,7 +83,8 @@ pub struct RubyWalk {
     reads: u32,
     /// [`sample_flags`] that describe the stack so far.
     pub flags: u32,
-    reserved: u32,
+    /// Not 0 once the walk has ended by itself.
+    done: u32,
 }
 
 impl RubyWalk {
@@ -97,6 +103,13 @@ impl RubyWalk {
         }
     }
 
+    /// Whether the walk has ended by itself, not for want of steps.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
+        self.done != 0
+    }
+
     /// Ends a walk that ran out of steps; returns its flags.
     #[inline(always)]
     pub fn give_up(&mut self) -> u32 {
@@ -108,6 +121,20 @@ impl RubyWalk {
     /// environment of the search for its method entry.
     #[inline(always)]
     pub fn step<M: Memory, S: FrameSink>(
+        &mut self,
+        memory: &M,
+        scratch: &mut Scratch,
+        sink: &mut S,
+    ) -> Step {
+        let step = self.advance(memory, scratch, sink);
+        if step == Step::Done {
+            self.done = 1;
+        }
+        step
+    }
+
+    #[inline(always)]
+    fn advance<M: Memory, S: FrameSink>(
         &mut self,
         memory: &M,
         scratch: &mut Scratch,

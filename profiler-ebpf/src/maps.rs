@@ -1,0 +1,107 @@
+//! What the kernel half shares with the agent.
+
+use aya_ebpf::Global;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::Array;
+use aya_ebpf::maps::HashMap;
+use aya_ebpf::maps::LruHashMap;
+use aya_ebpf::maps::PerCpuArray;
+use aya_ebpf::maps::ProgramArray;
+use aya_ebpf::maps::RingBuf;
+use rbprof_common::process::ProcessEntry;
+use rbprof_common::walk::Scratch;
+use rbprof_common::walk::ruby::RubyWalk;
+use rbprof_common::wire::CHUNK_FRAMES;
+use rbprof_common::wire::Counter;
+use rbprof_common::wire::Frame;
+use rbprof_common::wire::MAX_CHUNKS;
+use rbprof_common::wire::Sample;
+use rbprof_common::wire::StackChunk;
+
+/// Targets, by process id (tgid).
+#[map]
+pub(crate) static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(4096, 0);
+
+/// Ids of the stacks whose frames were sent.
+#[map]
+pub(crate) static SENT_STACKS: LruHashMap<u64, u8> = LruHashMap::with_max_entries(16384, 0);
+
+/// Records for the agent. The agent sets the size.
+#[map]
+pub(crate) static RECORDS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
+
+/// [`Counter`]s.
+#[map]
+pub(crate) static COUNTERS: PerCpuArray<u64> =
+    PerCpuArray::with_max_entries(Counter::COUNT as u32, 0);
+
+/// The sample in the making.
+#[map]
+pub(crate) static STATE: PerCpuArray<State> = PerCpuArray::with_max_entries(1, 0);
+
+/// Working memory of the walk.
+#[map]
+pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
+
+/// Frames of the stack in the making, one element per CPU: too large for a
+/// per-CPU map. The agent sets the number of elements.
+#[map]
+pub(crate) static STACKS: Array<StackBuffer> = Array::with_max_entries(1, 0);
+
+/// The program that goes on with a walk, on kernels without `bpf_loop`.
+#[map]
+pub(crate) static NEXT: ProgramArray = ProgramArray::with_max_entries(1, 0);
+
+/// The process that the thread iterator is asked about.
+#[map]
+pub(crate) static ITERATED: Array<u32> = Array::with_max_entries(1, 0);
+
+/// Offset of `task_struct.pid`.
+#[unsafe(no_mangle)]
+pub(crate) static TASK_PID: Global<u32> = Global::new(0);
+/// Offset of `task_struct.tgid`.
+#[unsafe(no_mangle)]
+pub(crate) static TASK_TGID: Global<u32> = Global::new(0);
+/// Offset of `task_struct.signal`.
+#[unsafe(no_mangle)]
+pub(crate) static TASK_SIGNAL: Global<u32> = Global::new(0);
+/// Offset of `signal_struct.live`.
+#[unsafe(no_mangle)]
+pub(crate) static SIGNAL_LIVE: Global<u32> = Global::new(0);
+/// Offset of the user thread pointer in `task_struct`.
+#[unsafe(no_mangle)]
+pub(crate) static TASK_THREAD_POINTER: Global<u32> = Global::new(0);
+
+/// A sample in the making, with its walk.
+#[repr(C)]
+pub(crate) struct State {
+    pub(crate) walk: RubyWalk,
+    pub(crate) sample: Sample,
+    /// Running hash over the frames.
+    pub(crate) hash: u64,
+    /// Frames so far.
+    pub(crate) count: u32,
+    pub(crate) reserved: u32,
+}
+
+/// A chunk record as it is sent.
+#[repr(C)]
+pub(crate) struct Chunk {
+    pub(crate) head: StackChunk,
+    pub(crate) frames: [Frame; CHUNK_FRAMES],
+}
+
+/// A whole stack, cut into records.
+#[repr(C)]
+pub(crate) struct StackBuffer {
+    pub(crate) chunks: [Chunk; MAX_CHUNKS],
+}
+
+/// Adds one to a counter of this CPU.
+#[inline(always)]
+pub(crate) fn count(counter: Counter) {
+    if let Some(value) = COUNTERS.get_ptr_mut(counter as u32) {
+        // SAFETY: the pointer is to this CPU's own element of the map.
+        unsafe { *value += 1 };
+    }
+}

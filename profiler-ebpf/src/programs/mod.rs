@@ -1,0 +1,5 @@
+//! Entry programs.
+
+mod processes;
+mod sample;
+mod threads;

@@ -1,0 +1,110 @@
+//! Fork, exec and exit of targets.
+
+use aya_ebpf::EbpfContext;
+use aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP;
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use aya_ebpf::macros::raw_tracepoint;
+use aya_ebpf::programs::RawTracePointContext;
+use rbprof_common::process::ProcessEntry;
+use rbprof_common::wire::Counter;
+use rbprof_common::wire::ProcessEvent;
+use rbprof_common::wire::RecordKind;
+
+use crate::maps::PROCESSES;
+use crate::maps::RECORDS;
+use crate::maps::count;
+use crate::task::Task;
+
+/// `sched_process_fork(parent, child)`: a target's child is a target from its
+/// first instruction. Its memory is a copy, so its roots are the same.
+#[raw_tracepoint(tracepoint = "sched_process_fork")]
+fn on_fork(ctx: RawTracePointContext) {
+    let _ = forked(&ctx);
+}
+
+#[inline(always)]
+fn forked(ctx: &RawTracePointContext) -> Option<()> {
+    let parent = Task(ctx.arg::<u64>(0)).tgid()?;
+    let child = Task(ctx.arg::<u64>(1)).tgid()?;
+    if parent == child {
+        return None;
+    }
+    // SAFETY: the entry is only read; the agent replaces entries whole.
+    let entry = unsafe { PROCESSES.get(parent) }?;
+    if PROCESSES.insert(child, entry, 0).is_err() {
+        count(Counter::LostChild);
+    }
+    send(RecordKind::Fork, parent, child);
+    Some(())
+}
+
+/// `sched_process_exec`: what was known of the process is void.
+#[raw_tracepoint(tracepoint = "sched_process_exec")]
+fn on_exec(ctx: RawTracePointContext) {
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    // SAFETY: only whether there is an entry is asked.
+    if unsafe { PROCESSES.get(tgid) }.is_some() {
+        aya_log_ebpf::debug!(&ctx, "process {} executed another program", tgid);
+        let _ = PROCESSES.insert(tgid, &PENDING_ENTRY, 0);
+        send(RecordKind::Exec, tgid, tgid);
+    }
+}
+
+/// A target of which nothing is known yet: the all-zero entry.
+static PENDING_ENTRY: ProcessEntry = ProcessEntry {
+    state: rbprof_common::process::state::PENDING,
+    root: rbprof_common::process::root::NONE,
+    ec: 0,
+    module: 0,
+    dtv: rbprof_common::process::DtvLayout {
+        pointer_offset: 0,
+        entry_size: 0,
+    },
+    vm: 0,
+    pthread_bias: 0,
+    vm_exec: [rbprof_common::process::Range { start: 0, end: 0 }; 2],
+    layout: rbprof_common::layout::WalkLayout {
+        cfp_size: 0,
+        ec_thread: 0,
+        thread_vm: 0,
+        thread_ec: 0,
+        thread_id: 0,
+        reserved: 0,
+    },
+};
+
+/// `sched_process_exit`, which comes once per thread: the process has ended
+/// with its last one.
+#[raw_tracepoint(tracepoint = "sched_process_exit")]
+fn on_exit(ctx: RawTracePointContext) {
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    // SAFETY: only whether there is an entry is asked.
+    if unsafe { PROCESSES.get(tgid) }.is_none() {
+        return;
+    }
+    if Task(ctx.arg::<u64>(0)).live_threads() == Some(0) {
+        let _ = PROCESSES.remove(tgid);
+        send(RecordKind::Exit, tgid, tgid);
+    }
+    let _ = ctx.as_ptr();
+}
+
+#[inline(always)]
+fn send(kind: RecordKind, tgid: u32, child: u32) {
+    // SAFETY: the helper has no preconditions.
+    let time = unsafe { bpf_ktime_get_ns() };
+    let event = ProcessEvent {
+        kind: kind as u32,
+        tgid,
+        child,
+        reserved: 0,
+        time,
+    };
+    if RECORDS
+        .output::<ProcessEvent>(event, u64::from(BPF_RB_FORCE_WAKEUP))
+        .is_err()
+    {
+        count(Counter::LostEvent);
+    }
+}
