@@ -1,28 +1,87 @@
 //! Compiles the kernel half, which is then part of the `rbprof` binary.
+//!
+//! The target `bpfel-unknown-none` has no prebuilt `core`, so a nested cargo
+//! builds it from the `rust-src` component. Where that component cannot be had,
+//! `RBPROF_EBPF_CARGO` names a cargo whose toolchain brings a prebuilt `core`
+//! for the target (Debian: `rustc-web`, `cargo-web`, `libstd-rust-web-dev-bpf`).
 
+use std::env;
 use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
 
-use aya_build::Package;
-use aya_build::Toolchain;
+use anyhow::Context as _;
+use anyhow::bail;
 
-/// The toolchain of `rust-toolchain.toml`; the eBPF target builds its own
-/// `core`, hence the `rust-src` component.
+/// The toolchain of `rust-toolchain.toml`.
 const TOOLCHAIN: &str = "1.95.0";
+const TARGET: &str = "bpfel-unknown-none";
+const CARGO_VARIABLE: &str = "RBPROF_EBPF_CARGO";
 
 fn main() -> anyhow::Result<()> {
-    let ebpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../profiler-ebpf");
-    println!("cargo:rerun-if-changed=../profiler-common/src");
-    // Building `core` and `bpfel-unknown-none` are unstable features, which the
-    // stable toolchain takes with this variable. It is set here, for the nested
-    // build only: set globally it would flip feature probes of other crates.
-    // SAFETY: the build script has one thread.
-    unsafe { std::env::set_var("RUSTC_BOOTSTRAP", "1") };
-    aya_build::build_ebpf(
-        [Package {
-            name: "rbprof-ebpf",
-            root_dir: ebpf.to_str().unwrap_or("../profiler-ebpf"),
-            ..Package::default()
-        }],
-        Toolchain::Custom(TOOLCHAIN),
-    )
+    println!("cargo:rerun-if-env-changed={CARGO_VARIABLE}");
+    for path in [
+        "build.rs",
+        "../profiler-ebpf",
+        "../profiler-common/src",
+        "../profiler-common/Cargo.toml",
+    ] {
+        println!("cargo:rerun-if-changed={path}");
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?);
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")?;
+    let target_dir = out.join("ebpf");
+
+    let mut cargo = match env::var_os(CARGO_VARIABLE) {
+        Some(cargo) => Command::new(cargo),
+        None => {
+            let mut rustup = Command::new("rustup");
+            rustup.args(["run", TOOLCHAIN, "cargo"]);
+            rustup
+        }
+    };
+    cargo
+        .args([
+            "build",
+            "--release",
+            "--quiet",
+            "--package",
+            "rbprof-ebpf",
+            "--target",
+            TARGET,
+        ])
+        .arg("--target-dir")
+        .arg(&target_dir)
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
+        // Unstable features (the target, building `core`) in this nested build
+        // only: set globally this would flip feature probes of other crates.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env(
+            "CARGO_ENCODED_RUSTFLAGS",
+            // Calls between BPF functions and `bpf_loop` callbacks need BTF.
+            format!("--cfg=bpf_target_arch=\"{arch}\"\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf"),
+        )
+        // What the outer cargo set for the host must not reach the inner one.
+        .env_remove("RUSTC")
+        .env_remove("RUSTC_WRAPPER")
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
+        .env_remove("RUSTFLAGS");
+    if env::var_os(CARGO_VARIABLE).is_none() {
+        cargo.arg("-Zbuild-std=core");
+    }
+
+    let output = cargo
+        .output()
+        .with_context(|| format!("cannot start {cargo:?}"))?;
+    if !output.status.success() {
+        bail!(
+            "the eBPF half did not compile. It needs bpf-linker and the rust-src component: \
+             `cargo xtask setup` installs both.\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let object = target_dir.join(TARGET).join("release/rbprof-ebpf");
+    std::fs::copy(&object, out.join("rbprof-ebpf"))
+        .with_context(|| format!("cannot copy {}", object.display()))?;
+    Ok(())
 }

@@ -11,6 +11,7 @@
 //!
 //! [`memory`] reads the memory of a target process for the stages that need it.
 
+pub mod kernel;
 pub mod memory;
 pub mod output;
 pub mod profile;

@@ -1,0 +1,295 @@
+//! Offsets into the running kernel's structures, from its type information.
+//!
+//! The BTF of a kernel describes some 150,000 types; the crates that read it
+//! build all of them first. This reads the few structures that are asked for,
+//! in about a millisecond, and nothing else.
+//!
+//! Format: the kernel's `Documentation/bpf/btf.rst`. Minimum kernel version:
+//! 5.2 for `/sys/kernel/btf/vmlinux` (`CONFIG_DEBUG_INFO_BTF`).
+
+use super::KernelError;
+
+/// Where the kernel gives its own BTF.
+pub const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+
+/// Offsets that the kernel half needs, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelOffsets {
+    /// `task_struct.pid`.
+    pub task_pid: u32,
+    /// `task_struct.tgid`.
+    pub task_tgid: u32,
+    /// `task_struct.signal`.
+    pub task_signal: u32,
+    /// `signal_struct.live`.
+    pub signal_live: u32,
+    /// The user thread pointer inside `task_struct`.
+    pub task_thread_pointer: u32,
+}
+
+impl KernelOffsets {
+    /// Reads them from the running kernel.
+    ///
+    /// # Errors
+    /// [`KernelError::NoBtf`] when the kernel has no BTF, or not these fields.
+    pub fn of_running_kernel() -> Result<Self, KernelError> {
+        let bytes = std::fs::read(VMLINUX)
+            .map_err(|error| KernelError::NoBtf(format!("{VMLINUX}: {error}")))?;
+        Self::from_btf(&bytes)
+    }
+
+    /// Reads them from the bytes of a BTF file.
+    ///
+    /// # Errors
+    /// [`KernelError::NoBtf`] when a field is missing.
+    pub fn from_btf(bytes: &[u8]) -> Result<Self, KernelError> {
+        let thread_pointer: &[&str] = if cfg!(target_arch = "aarch64") {
+            &["thread", "uw", "tp_value"]
+        } else {
+            &["thread", "fsbase"]
+        };
+        let btf = Btf::parse(bytes)
+            .ok_or_else(|| KernelError::NoBtf(format!("{VMLINUX}: not a BTF file")))?;
+        let offset = |name: &str, path: &[&str]| {
+            btf.offset(name, path).ok_or_else(|| {
+                KernelError::NoBtf(format!(
+                    "{VMLINUX} does not describe {name}.{}",
+                    path.join(".")
+                ))
+            })
+        };
+        Ok(Self {
+            task_pid: offset("task_struct", &["pid"])?,
+            task_tgid: offset("task_struct", &["tgid"])?,
+            task_signal: offset("task_struct", &["signal"])?,
+            signal_live: offset("signal_struct", &["live"])?,
+            task_thread_pointer: offset("task_struct", thread_pointer)?,
+        })
+    }
+}
+
+const MAGIC: u16 = 0xeb9f;
+const HEADER_LEN: usize = 24;
+const TYPE_LEN: usize = 12;
+const MEMBER_LEN: usize = 12;
+
+const KIND_INT: u32 = 1;
+const KIND_ARRAY: u32 = 3;
+const KIND_STRUCT: u32 = 4;
+const KIND_UNION: u32 = 5;
+const KIND_ENUM: u32 = 6;
+const KIND_TYPEDEF: u32 = 8;
+const KIND_VOLATILE: u32 = 9;
+const KIND_CONST: u32 = 10;
+const KIND_RESTRICT: u32 = 11;
+const KIND_FUNC_PROTO: u32 = 13;
+const KIND_VAR: u32 = 14;
+const KIND_DATASEC: u32 = 15;
+const KIND_DECL_TAG: u32 = 17;
+const KIND_TYPE_TAG: u32 = 18;
+const KIND_ENUM64: u32 = 19;
+
+/// Structures nested in each other, at most.
+const MAX_DEPTH: u32 = 16;
+
+/// A BTF file: its types, by offset, and its strings.
+struct Btf<'a> {
+    types: &'a [u8],
+    strings: &'a [u8],
+    /// Offset of type `n + 1` in `types`.
+    index: Vec<u32>,
+}
+
+/// The fixed part of a type.
+#[derive(Clone, Copy)]
+struct Type {
+    name: u32,
+    kind: u32,
+    len: usize,
+    /// Members have bit sizes in the high byte of their offsets.
+    bitfields: bool,
+    /// Size, or the type referred to.
+    size_or_type: u32,
+}
+
+impl<'a> Btf<'a> {
+    fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let magic = u16::from_le_bytes(bytes.get(..2)?.try_into().ok()?);
+        if magic != MAGIC || bytes.len() < HEADER_LEN {
+            return None;
+        }
+        let header_len = word(bytes, 4)? as usize;
+        let section = |at: usize| -> Option<&'a [u8]> {
+            let start = header_len.checked_add(word(bytes, at)? as usize)?;
+            bytes.get(start..start.checked_add(word(bytes, at + 4)? as usize)?)
+        };
+        let types = section(8)?;
+        let strings = section(16)?;
+        let mut index = Vec::with_capacity(types.len() / 32);
+        let mut at = 0;
+        while at < types.len() {
+            index.push(u32::try_from(at).ok()?);
+            let found = Type::at(types, at)?;
+            at = at.checked_add(TYPE_LEN)?.checked_add(found.rest_len())?;
+        }
+        Some(Self {
+            types,
+            strings,
+            index,
+        })
+    }
+
+    /// Offset of the member that `path` leads to, through structures and
+    /// unions, named or not.
+    fn offset(&self, name: &str, path: &[&str]) -> Option<u32> {
+        let start = self.index.iter().find(|&&at| {
+            Type::at(self.types, at as usize).is_some_and(|t| {
+                t.kind == KIND_STRUCT && self.string(t.name) == Some(name.as_bytes())
+            })
+        })?;
+        let mut at = *start as usize;
+        let mut total: u32 = 0;
+        let mut depth = 0;
+        for (step, member) in path.iter().enumerate() {
+            let (offset, type_id) = self.member(at, member, depth)?;
+            total = total.checked_add(offset)?;
+            depth += 1;
+            if step + 1 < path.len() {
+                at = self.resolve(type_id)?;
+            }
+        }
+        Some(total)
+    }
+
+    /// Offset and type of a member of the structure at `at`.
+    fn member(&self, at: usize, wanted: &str, depth: u32) -> Option<(u32, u32)> {
+        let found = Type::at(self.types, at)?;
+        if depth > MAX_DEPTH || !matches!(found.kind, KIND_STRUCT | KIND_UNION) {
+            return None;
+        }
+        for member in 0..found.len {
+            let at = at + TYPE_LEN + member * MEMBER_LEN;
+            let name = word(self.types, at)?;
+            let type_id = word(self.types, at + 4)?;
+            let mut bits = word(self.types, at + 8)?;
+            if found.bitfields {
+                bits &= 0x00ff_ffff;
+            }
+            if name != 0 && self.string(name)? == wanted.as_bytes() {
+                return Some((bits / 8, type_id));
+            }
+            if name == 0
+                && let Some((offset, type_id)) = self
+                    .resolve(type_id)
+                    .and_then(|inner| self.member(inner, wanted, depth + 1))
+            {
+                return Some((bits / 8 + offset, type_id));
+            }
+        }
+        None
+    }
+
+    /// Offset of a type behind typedefs and qualifiers.
+    fn resolve(&self, mut type_id: u32) -> Option<usize> {
+        for _ in 0..MAX_DEPTH {
+            let at = *self.index.get((type_id as usize).checked_sub(1)?)? as usize;
+            let found = Type::at(self.types, at)?;
+            match found.kind {
+                KIND_TYPEDEF | KIND_VOLATILE | KIND_CONST | KIND_RESTRICT | KIND_TYPE_TAG => {
+                    type_id = found.size_or_type;
+                }
+                _ => return Some(at),
+            }
+        }
+        None
+    }
+
+    fn string(&self, at: u32) -> Option<&'a [u8]> {
+        self.strings
+            .get(at as usize..)?
+            .split(|&byte| byte == 0)
+            .next()
+    }
+}
+
+impl Type {
+    fn at(types: &[u8], at: usize) -> Option<Self> {
+        let info = word(types, at + 4)?;
+        Some(Self {
+            name: word(types, at)?,
+            kind: info >> 24 & 0x1f,
+            len: (info & 0xffff) as usize,
+            bitfields: info >> 31 != 0,
+            size_or_type: word(types, at + 8)?,
+        })
+    }
+
+    /// Bytes behind the fixed part.
+    const fn rest_len(&self) -> usize {
+        match self.kind {
+            KIND_INT | KIND_VAR | KIND_DECL_TAG => 4,
+            KIND_ARRAY => 12,
+            KIND_STRUCT | KIND_UNION | KIND_DATASEC | KIND_ENUM64 => 12 * self.len,
+            KIND_ENUM | KIND_FUNC_PROTO => 8 * self.len,
+            _ => 0,
+        }
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes = bytes.get(at..at.checked_add(4)?)?;
+    Some(u32::from_le_bytes(bytes.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A BTF file with `struct outer { int a; struct { struct inner b; }; }`.
+    fn sample() -> Vec<u8> {
+        let strings = b"\0outer\0a\0inner\0b\0c\0";
+        let mut types: Vec<u32> = Vec::new();
+        types.extend([0, KIND_INT << 24, 4, 32]); // 1: int
+        types.extend([9, KIND_STRUCT << 24 | 2, 8, 16, 1, 0, 18, 1, 32]); // 2: inner {b, c}
+        types.extend([0, KIND_TYPEDEF << 24, 2]); // 3: typedef of inner
+        types.extend([0, KIND_STRUCT << 24 | 1, 8, 16, 3, 64]); // 4: anonymous {b: inner at 8}
+        types.extend([1, KIND_STRUCT << 24 | 2, 24, 7, 1, 0, 0, 4, 32]); // 5: outer
+        let types: Vec<u8> = types.into_iter().flat_map(u32::to_le_bytes).collect();
+        let mut file = Vec::new();
+        file.extend(MAGIC.to_le_bytes());
+        file.extend([1, 0]);
+        for field in [HEADER_LEN, 0, types.len(), types.len(), strings.len()] {
+            file.extend((field as u32).to_le_bytes());
+        }
+        file.extend(types);
+        file.extend(strings);
+        file
+    }
+
+    #[test]
+    fn members_are_found_through_anonymous_structures_and_typedefs() {
+        let file = sample();
+        let btf = Btf::parse(&file).unwrap();
+        assert_eq!(btf.offset("outer", &["a"]), Some(0));
+        assert_eq!(btf.offset("outer", &["b"]), Some(12));
+        assert_eq!(btf.offset("outer", &["b", "c"]), Some(16));
+        assert_eq!(btf.offset("outer", &["missing"]), None);
+        assert_eq!(btf.offset("missing", &["a"]), None);
+    }
+
+    #[test]
+    fn a_cut_or_damaged_file_gives_an_error() {
+        let file = sample();
+        for len in 0..file.len() {
+            assert!(matches!(
+                KernelOffsets::from_btf(&file[..len]),
+                Err(KernelError::NoBtf(_))
+            ));
+        }
+        for at in 0..file.len() {
+            let mut damaged = file.clone();
+            damaged[at] ^= 0xff;
+            drop(KernelOffsets::from_btf(&damaged));
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! The kernel half, as user space sees it: loaded, attached, fed and read.
+//! Types of aya stay behind this module.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`btf`] | offsets into the running kernel's structures |
+//! | [`error`] | what can go wrong, with what to do about it |
+//! | `ticks` | one timer event per online CPU, through hotplug |
+//! | `threads` | thread pointers of a process, through the task iterator |
+
+pub mod btf;
+pub mod error;
+mod threads;
+mod ticks;
+
+use std::os::fd::AsRawFd;
+use std::os::fd::RawFd;
+
+use aya::Ebpf;
+use aya::EbpfLoader;
+use aya::maps::Array;
+use aya::maps::HashMap;
+use aya::maps::MapData;
+use aya::maps::PerCpuArray;
+use aya::maps::ProgramArray;
+use aya::maps::RingBuf;
+use aya::programs::Iter;
+use aya::programs::PerfEvent;
+use aya::programs::RawTracePoint;
+use aya_log::EbpfLogger;
+use rbprof_common::process::ProcessEntry;
+use rbprof_common::wire::Counter;
+use rbprof_common::wire::ThreadPointer;
+
+use self::btf::KernelOffsets;
+pub use self::error::KernelError;
+use self::ticks::Ticks;
+
+/// The compiled kernel half.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/rbprof-ebpf"));
+
+/// How the kernel half is to be set up.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Ticks per second and CPU.
+    pub frequency: u64,
+    /// Bytes of the ring that carries records to user space; a power of two.
+    pub ring_bytes: u32,
+    /// Let the programs write debug messages to the `log` crate's logger.
+    pub log: bool,
+    /// How the walk loops.
+    pub looping: Looping,
+}
+
+/// How the walk loops in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Looping {
+    /// `bpf_loop` where the kernel has it (5.17), tail calls elsewhere.
+    Probe,
+    /// Tail calls, whatever the kernel has.
+    TailCalls,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            frequency: 99,
+            ring_bytes: 8 << 20,
+            log: false,
+            looping: Looping::Probe,
+        }
+    }
+}
+
+/// [`ProcessEntry`] as aya wants it.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+struct Entry(ProcessEntry);
+
+// SAFETY: `ProcessEntry` is `bytemuck::Pod`: no padding, every bit pattern valid.
+unsafe impl aya::Pod for Entry {}
+
+/// Totals of the kernel half's counters over all CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters([u64; Counter::COUNT]);
+
+impl Counters {
+    /// The total of one counter.
+    #[must_use]
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0.get(counter as usize).copied().unwrap_or(0)
+    }
+}
+
+/// What the kernel says of a loaded program.
+#[derive(Clone, Debug)]
+pub struct ProgramFacts {
+    /// Its name.
+    pub name: String,
+    /// Instructions the verifier went through (5.16+).
+    pub verified_instructions: Option<u32>,
+    /// Nanoseconds it ran, if the kernel keeps such statistics.
+    pub run_time: u64,
+    /// How often it ran, if the kernel keeps such statistics.
+    pub runs: u64,
+}
+
+/// The kernel half: loaded and, after [`Kernel::start`], ticking.
+pub struct Kernel {
+    // Dropping the events first stops the ticks before anything they use goes.
+    ticks: Ticks,
+    ebpf: Ebpf,
+    processes: HashMap<MapData, u32, Entry>,
+    sent_stacks: HashMap<MapData, u64, u8>,
+    counters: PerCpuArray<MapData, u64>,
+    records: RingBuf<MapData>,
+    iterated: Array<MapData, u32>,
+    sampler: &'static str,
+    looping: &'static str,
+    // Kept: without it the map of log records closes and nothing loads.
+    logger: Option<EbpfLogger<&'static dyn log::Log>>,
+    // Kept: the chain of tail calls lives in it.
+    _next: ProgramArray<MapData>,
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kernel")
+            .field("sampler", &self.sampler)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Kernel {
+    /// Loads the programs and attaches those that follow processes. Ticks begin
+    /// with [`Kernel::start`].
+    ///
+    /// # Errors
+    /// [`KernelError`] names the step, and what is missing.
+    pub fn load(options: &Options) -> Result<Self, KernelError> {
+        error::check_kernel()?;
+        let offsets = KernelOffsets::of_running_kernel()?;
+        let btf = aya::Btf::from_sys_fs().map_err(|error| KernelError::NoBtf(error.to_string()))?;
+        let cpus = aya::util::nr_cpus()
+            .map_err(|(file, error)| KernelError::step(format!("reading {file}"), error))?;
+        let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
+        let log_level: u8 = if options.log { 5 } else { 0 };
+
+        let mut ebpf = EbpfLoader::new()
+            .btf(Some(&btf))
+            .override_global("TASK_PID", &offsets.task_pid, true)
+            .override_global("TASK_TGID", &offsets.task_tgid, true)
+            .override_global("TASK_SIGNAL", &offsets.task_signal, true)
+            .override_global("SIGNAL_LIVE", &offsets.signal_live, true)
+            .override_global("TASK_THREAD_POINTER", &offsets.task_thread_pointer, true)
+            .override_global(aya_log::LEVEL, &log_level, true)
+            .map_max_entries("RECORDS", options.ring_bytes)
+            .map_max_entries("STACKS", cpus)
+            .load(OBJECT)
+            .map_err(|error| KernelError::load("the maps", error))?;
+
+        let logger = if options.log {
+            Some(EbpfLogger::init(&mut ebpf).map_err(|error| KernelError::step("bpf log", error))?)
+        } else {
+            None
+        };
+
+        let (sampler, looping, next) = load_sampler(&mut ebpf, options.looping)?;
+        for name in ["on_fork", "on_exec", "on_exit"] {
+            let program: &mut RawTracePoint = program(&mut ebpf, name)?;
+            program
+                .load()
+                .map_err(|error| KernelError::load(name, error))?;
+        }
+        let iterator: &mut Iter = program(&mut ebpf, "thread_pointers")?;
+        iterator
+            .load("task", &btf)
+            .map_err(|error| KernelError::load("thread_pointers", error))?;
+        for (name, tracepoint) in [
+            ("on_fork", "sched_process_fork"),
+            ("on_exec", "sched_process_exec"),
+            ("on_exit", "sched_process_exit"),
+        ] {
+            let program: &mut RawTracePoint = program(&mut ebpf, name)?;
+            program
+                .attach(tracepoint)
+                .map_err(|error| KernelError::attach(tracepoint, error))?;
+        }
+
+        Ok(Self {
+            ticks: Ticks::new(options.frequency),
+            processes: HashMap::try_from(take(&mut ebpf, "PROCESSES")?)
+                .map_err(KernelError::map)?,
+            sent_stacks: HashMap::try_from(take(&mut ebpf, "SENT_STACKS")?)
+                .map_err(KernelError::map)?,
+            counters: PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)
+                .map_err(KernelError::map)?,
+            records: RingBuf::try_from(take(&mut ebpf, "RECORDS")?).map_err(KernelError::map)?,
+            iterated: Array::try_from(take(&mut ebpf, "ITERATED")?).map_err(KernelError::map)?,
+            sampler,
+            looping,
+            logger,
+            _next: next,
+            ebpf,
+        })
+    }
+
+    /// Begins to tick on every online CPU.
+    ///
+    /// # Errors
+    /// [`KernelError`] when an event cannot be opened.
+    pub fn start(&mut self) -> Result<(), KernelError> {
+        let program: &mut PerfEvent = program(&mut self.ebpf, self.sampler)?;
+        self.ticks.follow_cpus(program)
+    }
+
+    /// Opens events on CPUs that have come online since, closes those of CPUs
+    /// that have gone. To be called about once a second.
+    ///
+    /// # Errors
+    /// [`KernelError`] when an event cannot be opened.
+    pub fn follow_cpus(&mut self) -> Result<(), KernelError> {
+        self.start()
+    }
+
+    /// Stops ticking; what is in the ring can still be read.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the kernel refuses.
+    pub fn stop(&mut self) -> Result<(), KernelError> {
+        let program: &mut PerfEvent = program(&mut self.ebpf, self.sampler)?;
+        self.ticks.stop(program)
+    }
+
+    /// Makes a process a target, or changes what is known of it.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the map is full.
+    pub fn set_process(&mut self, tgid: u32, entry: &ProcessEntry) -> Result<(), KernelError> {
+        self.processes
+            .insert(tgid, Entry(*entry), 0)
+            .map_err(KernelError::map)
+    }
+
+    /// Makes a process no target any more. Nothing happens if it was none.
+    pub fn remove_process(&mut self, tgid: u32) {
+        // It may be gone already: the kernel half removes what has ended.
+        drop(self.processes.remove(&tgid));
+    }
+
+    /// Lets the kernel half forget that it has sent a stack, so that the next
+    /// sample brings its frames again.
+    pub fn forget_stack(&mut self, id: u64) {
+        // It may be gone already: the kernel half forgets the oldest.
+        drop(self.sent_stacks.remove(&id));
+    }
+
+    /// Thread pointers of all threads of a process, without stopping it.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the kernel cannot be asked.
+    pub fn thread_pointers(&mut self, tgid: u32) -> Result<Vec<ThreadPointer>, KernelError> {
+        self.iterated.set(0, tgid, 0).map_err(KernelError::map)?;
+        threads::read(program(&mut self.ebpf, "thread_pointers")?)
+    }
+
+    /// Hands every record in the ring to `each`, oldest first.
+    pub fn drain(&mut self, mut each: impl FnMut(&[u8])) {
+        while let Some(record) = self.records.next() {
+            each(&record);
+        }
+        if let Some(logger) = &mut self.logger {
+            logger.flush();
+        }
+    }
+
+    /// Becomes readable when the ring has something that should not wait.
+    #[must_use]
+    pub fn wakeup_fd(&self) -> RawFd {
+        self.records.as_raw_fd()
+    }
+
+    /// The counters now.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the map cannot be read.
+    pub fn counters(&self) -> Result<Counters, KernelError> {
+        let mut totals = Counters::default();
+        for (index, total) in (0u32..).zip(totals.0.iter_mut()) {
+            let values = self.counters.get(&index, 0).map_err(KernelError::map)?;
+            *total = values.iter().sum();
+        }
+        Ok(totals)
+    }
+
+    /// How the walk loops on this kernel, for people.
+    #[must_use]
+    pub const fn looping(&self) -> &'static str {
+        self.looping
+    }
+
+    /// What the kernel says of the loaded programs.
+    #[must_use]
+    pub fn programs(&self) -> Vec<ProgramFacts> {
+        self.ebpf
+            .programs()
+            .filter_map(|(name, program)| {
+                let info = program.info().ok()?;
+                Some(ProgramFacts {
+                    name: name.to_owned(),
+                    verified_instructions: info.verified_instruction_count(),
+                    run_time: u64::try_from(info.run_time().as_nanos()).unwrap_or(u64::MAX),
+                    runs: info.run_count(),
+                })
+            })
+            .collect()
+    }
+}
+
+/// Loads the tick program that this kernel takes.
+fn load_sampler(
+    ebpf: &mut Ebpf,
+    looping: Looping,
+) -> Result<(&'static str, &'static str, ProgramArray<MapData>), KernelError> {
+    let mut next: ProgramArray<MapData> =
+        ProgramArray::try_from(take(ebpf, "NEXT")?).map_err(KernelError::map)?;
+    if looping == Looping::Probe && error::kernel_release() >= Some((5, 17)) {
+        let sampler: &mut PerfEvent = program(ebpf, "sample")?;
+        sampler
+            .load()
+            .map_err(|error| KernelError::load("sample", error))?;
+        return Ok(("sample", "bpf_loop", next));
+    }
+    for name in ["sample_chain_link", "sample_chained"] {
+        let program: &mut PerfEvent = program(ebpf, name)?;
+        program
+            .load()
+            .map_err(|error| KernelError::load(name, error))?;
+    }
+    let link: &mut PerfEvent = program(ebpf, "sample_chain_link")?;
+    let fd = link
+        .fd()
+        .map_err(|error| KernelError::load("sample_chain_link", error))?;
+    next.set(0, fd, 0).map_err(KernelError::map)?;
+    Ok(("sample_chained", "tail calls", next))
+}
+
+fn take(ebpf: &mut Ebpf, name: &str) -> Result<aya::maps::Map, KernelError> {
+    ebpf.take_map(name)
+        .ok_or_else(|| KernelError::Object(format!("map {name} is missing")))
+}
+
+fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, KernelError>
+where
+    &'a mut P: TryFrom<&'a mut aya::programs::Program>,
+{
+    ebpf.program_mut(name)
+        .and_then(|program| program.try_into().ok())
+        .ok_or_else(|| KernelError::Object(format!("program {name} is missing")))
+}
