@@ -11,9 +11,12 @@
 //!
 //! [`memory`] reads the memory of a target process for the stages that need it.
 
+pub mod cli;
 pub mod kernel;
 pub mod memory;
 pub mod output;
 pub mod profile;
+pub mod samples;
+pub mod session;
 pub mod symbolize;
 pub mod targets;

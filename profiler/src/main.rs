@@ -1,2 +1,16 @@
 //! The `rbprof` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+fn main() -> ExitCode {
+    let arguments = rbprof::cli::Arguments::parse();
+    match rbprof::cli::run(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("rbprof: {error:#}");
+            if error.is::<rbprof::cli::UsageError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+        }
+    }
+}

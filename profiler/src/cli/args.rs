@@ -1,0 +1,147 @@
+//! What can be said on the command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::Parser;
+use clap::Subcommand;
+use clap::ValueEnum;
+
+use crate::output::Format;
+
+/// An out-of-process eBPF profiler for Ruby.
+#[derive(Debug, Parser)]
+#[command(name = "rbprof", version, about, long_about = None)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Record where a Ruby program spends CPU time.
+    ///
+    /// Samples the Ruby stacks of a running program, or of a command that is
+    /// started for it, with all its threads and forked children. Nothing in the
+    /// program is changed or paused. Only time on a CPU is counted: a thread
+    /// that waits is not sampled.
+    #[command(after_help = "Examples:\n  \
+        rbprof record --pid 1234 -d 10\n  \
+        rbprof record --pid 1234 -d 10 -o out.svg -o out.pb.gz\n  \
+        rbprof record -o - --format folded -- bundle exec rake test > stacks.folded")]
+    Record(Record),
+}
+
+/// Arguments of `rbprof record`.
+#[derive(Debug, Args)]
+pub struct Record {
+    /// Process to profile; may be given more than once.
+    #[arg(short, long, value_name = "PID", required_unless_present = "program", num_args = 1..,
+          value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
+    pub pid: Vec<u32>,
+
+    /// Command to start and profile, with its arguments.
+    #[arg(last = true, value_name = "COMMAND", conflicts_with = "pid", num_args = 1..)]
+    pub program: Vec<OsString>,
+
+    /// How long to record, in seconds; by default until Ctrl-C or the end of
+    /// the program.
+    #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]
+    pub duration: Option<f64>,
+
+    /// Samples per second and CPU.
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = 99,
+          value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub frequency: u32,
+
+    /// File to write; `-` is standard output; may be given more than once. The
+    /// ending decides the format: .pb.gz (pprof), .folded, .svg (flame graph).
+    /// By default rbprof-PID.pb.gz.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Vec<PathBuf>,
+
+    /// Format of all outputs, whatever their endings.
+    #[arg(long, value_enum)]
+    pub format: Option<FormatArgument>,
+
+    /// Print nothing but errors.
+    #[arg(short, long)]
+    pub quiet: bool,
+
+    /// Show debug messages of the eBPF programs.
+    #[arg(long)]
+    pub bpf_log: bool,
+
+    /// Walk stacks with tail calls even where the kernel has bpf_loop.
+    #[arg(long, hide = true)]
+    pub no_bpf_loop: bool,
+}
+
+/// The names of the output formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FormatArgument {
+    /// Gzipped protocol buffers, for `go tool pprof` and many other viewers.
+    Pprof,
+    /// One line per stack with its count, for flame graph tools.
+    Folded,
+    /// A flame graph for a browser.
+    Svg,
+}
+
+impl From<FormatArgument> for Format {
+    fn from(argument: FormatArgument) -> Self {
+        match argument {
+            FormatArgument::Pprof => Self::Pprof,
+            FormatArgument::Folded => Self::Folded,
+            FormatArgument::Svg => Self::Svg,
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if value.is_finite() && value > 0.0 && value <= 1e9 {
+        Ok(value)
+    } else {
+        Err("must be more than 0".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    fn record(arguments: &[&str]) -> Result<Record, clap::Error> {
+        let all = ["rbprof", "record"].iter().chain(arguments);
+        Arguments::try_parse_from(all).map(|parsed| match parsed.command {
+            Command::Record(record) => record,
+        })
+    }
+
+    #[test]
+    fn a_process_or_a_command_is_wanted_not_both() {
+        assert!(record(&[]).is_err());
+        assert_eq!(record(&["--pid", "7"]).unwrap().pid, [7]);
+        assert_eq!(record(&["--", "ruby", "-v"]).unwrap().program, ["ruby", "-v"]);
+        assert!(record(&["--pid", "7", "--", "ruby"]).is_err());
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for bad in [["--pid", "0"], ["--pid", "x"], ["-d", "0"], ["-d", "-1"], ["-d", "nan"], ["-F", "0"]] {
+            let mut arguments = vec!["--pid", "7"];
+            arguments.extend(bad);
+            assert!(record(&arguments).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! The command line: arguments, a validated plan, the run.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`args`] | what can be said on the command line |
+//! | [`plan`] | the same, checked, as what is to be done |
+//! | `record` | does it |
+//! | `progress` | the live line on a terminal |
+
+pub mod args;
+pub mod plan;
+mod progress;
+mod record;
+
+use std::process::ExitCode;
+
+pub use self::args::Arguments;
+use self::args::Command;
+pub use self::plan::UsageError;
+
+/// Runs the command that the arguments ask for.
+///
+/// # Errors
+/// Whatever went wrong, in words for the user; a [`UsageError`] when it was
+/// the arguments.
+pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    match arguments.command {
+        Command::Record(record) => record::run(plan::Plan::new(record)?),
+    }
+}

@@ -1,0 +1,286 @@
+//! `rbprof record`.
+
+use std::ffi::OsString;
+use std::os::fd::AsRawFd;
+use std::os::fd::RawFd;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitCode;
+use std::process::ExitStatus;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::process::Child;
+use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::signal;
+use tokio::time::MissedTickBehavior;
+
+use super::plan::Destination;
+use super::plan::Plan;
+use super::plan::Subject;
+use super::progress::Progress;
+use super::progress::State;
+use crate::output;
+use crate::profile::Profile;
+use crate::session::Session;
+
+/// How often the ring is looked at without being woken up.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Width of the table where the terminal does not say its own.
+const DEFAULT_WIDTH: usize = 100;
+/// Exit status of a program that Ctrl-C ended, as shells have it.
+const INTERRUPTED: i32 = 130;
+/// Methods in the table.
+const TABLE_ROWS: usize = 20;
+
+/// Records, writes, and says where.
+pub(super) fn run(plan: Plan) -> anyhow::Result<ExitCode> {
+    if plan.kernel.log {
+        log_to_stderr();
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the asynchronous runtime")?;
+    runtime.block_on(record(plan))
+}
+
+/// What is being recorded, once it runs.
+struct Running {
+    /// The processes whose end ends the recording.
+    pids: Vec<u32>,
+    child: Option<Child>,
+}
+
+async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
+    // Files are tried before anything is recorded for them.
+    let first_pid = match &plan.subject {
+        Subject::Processes(pids) => pids.first().copied(),
+        Subject::Command(_) => None,
+    };
+    if let Some(pid) = first_pid {
+        check_destinations(&plan.destinations_for(pid))?;
+    } else {
+        check_destinations(&plan.destinations)?;
+    }
+
+    let mut stop = Stop::new()?;
+    let mut session = Session::new(&plan.kernel)?;
+    let mut running = begin(&plan, &mut session)?;
+    let started = Instant::now();
+    let mut progress = Progress::new(plan.quiet);
+    let mut status: Option<ExitStatus> = None;
+    {
+        let ring = AsyncFd::with_interest(Ring(session.wakeup_fd()), Interest::READABLE)
+            .context("watching the ring buffer")?;
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
+        let mut second = tokio::time::interval(Duration::from_secs(1));
+        for timer in [&mut poll, &mut second] {
+            timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        }
+        let deadline = tokio::time::sleep(plan.duration.unwrap_or(Duration::from_secs(u64::from(u32::MAX))));
+        tokio::pin!(deadline);
+        loop {
+            tokio::select! {
+                guard = ring.readable() => {
+                    // Cleared first: what comes during the poll wakes again.
+                    guard.context("watching the ring buffer")?.clear_ready();
+                    session.poll()?;
+                }
+                _ = poll.tick() => session.poll()?,
+                _ = second.tick() => session.every_second()?,
+                () = &mut deadline => break,
+                () = stop.asked() => break,
+                ended = wait(&mut running.child) => {
+                    status = Some(ended.context("waiting for the command")?);
+                    session.poll()?;
+                    break;
+                }
+            }
+            if !running.pids.iter().any(|&pid| session.is_target(pid)) {
+                break;
+            }
+            if progress.is_due() {
+                progress.draw(&state_of(&session, started, plan.duration));
+            }
+        }
+    }
+    progress.clear();
+    Stop::second_ends_at_once();
+
+    let profile = session.finish()?;
+    let pid = running.pids.first().copied().unwrap_or_default();
+    let destinations = plan.destinations_for(pid);
+    write_all(&profile, &destinations)?;
+    if !plan.quiet {
+        report(&profile, &destinations);
+    }
+    if let Some(child) = &mut running.child {
+        // The recording may be over before the command is.
+        let status = match status {
+            Some(status) => status,
+            None => child.wait().await.context("waiting for the command")?,
+        };
+        return Ok(exit_code(status));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Attaches to the processes, or starts the command.
+fn begin(plan: &Plan, session: &mut Session) -> anyhow::Result<Running> {
+    match &plan.subject {
+        Subject::Processes(pids) => {
+            for &pid in pids {
+                session.attach(pid)?;
+            }
+            session.start()?;
+            Ok(Running { pids: pids.clone(), child: None })
+        }
+        Subject::Command(program) => {
+            session.start()?;
+            let child = session.spawning(|| start(program))??;
+            let pid = child.id().context("the command ended before it could be profiled")?;
+            let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
+            session.name_started(pid, &words.join(" "));
+            Ok(Running { pids: vec![pid], child: Some(child) })
+        }
+    }
+}
+
+fn start(program: &[OsString]) -> anyhow::Result<Child> {
+    let (name, arguments) = program.split_first().context("no command given")?;
+    tokio::process::Command::new(name)
+        .args(arguments)
+        .spawn()
+        .with_context(|| format!("cannot start {}", name.display()))
+}
+
+async fn wait(child: &mut Option<Child>) -> std::io::Result<ExitStatus> {
+    match child {
+        Some(child) => child.wait().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The command's status as this process's own, as a shell would give it.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+fn state_of(session: &Session, started: Instant, planned: Option<Duration>) -> State {
+    let account = session.account();
+    State {
+        elapsed: started.elapsed(),
+        planned,
+        samples: account.with_frames + account.without_frames,
+        lost: account.lost_frames,
+        threads: session.profile().threads(),
+    }
+}
+
+/// Says now, not after the recording, that a file cannot be written.
+fn check_destinations(destinations: &[Destination]) -> anyhow::Result<()> {
+    for destination in destinations.iter().filter(|destination| !destination.is_stdout()) {
+        output::file::check_writable(&destination.path)?;
+    }
+    Ok(())
+}
+
+/// Writes every file that can be written before it reports one that cannot.
+fn write_all(profile: &Profile, destinations: &[Destination]) -> anyhow::Result<()> {
+    let mut failed = None;
+    for destination in destinations {
+        if let Err(error) = output::file::write(profile, destination.format, &destination.path) {
+            failed.get_or_insert(error);
+        }
+    }
+    failed.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// The table of the top methods, and where the files are, on standard error:
+/// standard output may be the profile's, or belong to the command.
+fn report(profile: &Profile, destinations: &[Destination]) {
+    let width = terminal_width().unwrap_or(DEFAULT_WIDTH);
+    eprint!("{}", output::top::table(profile, TABLE_ROWS, width));
+    for warning in &profile.metadata.warnings {
+        eprintln!("warning: {warning}");
+    }
+    for destination in destinations.iter().filter(|destination| !destination.is_stdout()) {
+        eprintln!("wrote {}", destination.path.display());
+    }
+}
+
+/// Columns of the terminal on standard error.
+fn terminal_width() -> Option<usize> {
+    terminal_size::terminal_size_of(std::io::stderr())
+        .map(|(terminal_size::Width(columns), _)| usize::from(columns))
+        .filter(|&columns| columns >= 40)
+}
+
+/// The ring's descriptor, which the session owns.
+struct Ring(RawFd);
+
+impl AsRawFd for Ring {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+/// Signals that ask to finish.
+struct Stop {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    hangup: tokio::signal::unix::Signal,
+}
+
+impl Stop {
+    fn new() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("listening for signals");
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+
+    /// From now on another Ctrl-C ends the program, even while a file is being
+    /// written.
+    fn second_ends_at_once() {
+        std::thread::spawn(|| -> anyhow::Result<()> {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                Self::new()?.asked().await;
+                std::process::exit(INTERRUPTED);
+            })
+        });
+    }
+}
+
+/// Sends what the eBPF programs log to standard error.
+fn log_to_stderr() {
+    struct Stderr;
+    impl log::Log for Stderr {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+        fn log(&self, record: &log::Record<'_>) {
+            eprintln!("[bpf {}] {}", record.level(), record.args());
+        }
+        fn flush(&self) {}
+    }
+    static LOGGER: Stderr = Stderr;
+    if log::set_logger(&LOGGER).is_ok() {
+        log::set_max_level(log::LevelFilter::Debug);
+    }
+}

@@ -1,0 +1,59 @@
+//! How complete a recording is.
+
+use rbprof_common::wire::Counter;
+
+use crate::kernel::Counters;
+use crate::profile::CounterKind;
+use crate::profile::Metadata;
+
+/// What user space counts. The kernel half has counters of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// Samples that came through the ring.
+    pub received: u64,
+    /// Samples counted with their frames.
+    pub with_frames: u64,
+    /// Samples counted without frames (not Ruby, no Ruby code, starting).
+    pub without_frames: u64,
+    /// Samples whose frames are not known any more, or never came.
+    pub lost_frames: u64,
+    /// Samples of rbprof itself, which are not in the profile.
+    pub own: u64,
+    /// Records this version does not know.
+    pub unknown_records: u64,
+    /// Times that names had to be read again because what they were read from
+    /// had changed.
+    pub renamed: u64,
+    /// Children that targets forked.
+    pub forks: u64,
+}
+
+impl Account {
+    /// Samples that are not in the profile, as far as user space can know.
+    #[must_use]
+    pub const fn lost(&self, counters_lost: u64) -> u64 {
+        self.lost_frames + counters_lost
+    }
+
+    /// Writes the account into a profile.
+    pub(super) fn describe(&self, counters: &Counters, metadata: &mut Metadata) {
+        use CounterKind::Account as Fact;
+        use CounterKind::Loss;
+        let of = |counter| counters.get(counter);
+        metadata.count("samples due", Fact, of(Counter::Hit) - self.own.min(of(Counter::Hit)));
+        metadata.count("samples taken", Fact, self.with_frames + self.without_frames);
+        metadata.count("samples lost, ring full", Loss, of(Counter::LostSample));
+        metadata.count("samples lost, frames unknown", Loss, self.lost_frames);
+        metadata.count("process events lost", Loss, of(Counter::LostEvent) + of(Counter::LostChild));
+        metadata.count("stacks cut, too deep", Loss, of(Counter::Truncated));
+        metadata.count("stacks cut, memory unreadable", Loss, of(Counter::Fault));
+        metadata.count("stacks with an unknown frame", Loss, of(Counter::UnknownFrame));
+        metadata.count("stacks with a method not found", Loss, of(Counter::SearchCut));
+        metadata.count("unreadable Ruby stacks", Loss, of(Counter::BadContext));
+        metadata.count("samples without Ruby code", Fact, of(Counter::NoContext));
+        metadata.count("samples while Ruby started", Fact, of(Counter::Pending));
+        metadata.count("samples outside Ruby", Fact, of(Counter::NotRuby));
+        metadata.count("names read again", Fact, self.renamed);
+        metadata.count("records not understood", Loss, self.unknown_records);
+    }
+}

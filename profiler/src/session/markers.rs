@@ -1,0 +1,48 @@
+//! Frames that say what could not be known, so that every sample has its place
+//! in the profile.
+
+use std::sync::Arc;
+
+use rbprof_common::wire::sample_flags;
+
+use crate::profile::Function;
+use crate::profile::FunctionKind;
+
+/// The frame of a sample without Ruby frames.
+#[must_use]
+pub fn for_sample(flags: u32, comm: &[u8; 16]) -> Arc<Function> {
+    if flags & sample_flags::PENDING != 0 {
+        return marker("(Ruby starting)");
+    }
+    if flags & sample_flags::NOT_RUBY != 0 {
+        let comm = super::comm_text(comm);
+        return marker(&format!("(not Ruby: {comm})"));
+    }
+    if flags & sample_flags::BAD_CONTEXT != 0 {
+        return marker("(unreadable Ruby stack)");
+    }
+    marker("(no Ruby code)")
+}
+
+/// The frame at the outer end of a stack that was cut.
+#[must_use]
+pub fn for_cut_end(flags: u32) -> Option<Arc<Function>> {
+    if flags & sample_flags::TRUNCATED != 0 {
+        Some(marker("(truncated: stack too deep)"))
+    } else if flags & sample_flags::FAULT != 0 {
+        Some(marker("(truncated: memory not readable)"))
+    } else {
+        None
+    }
+}
+
+fn marker(label: &str) -> Arc<Function> {
+    let label: Arc<str> = label.into();
+    Arc::new(Function {
+        kind: FunctionKind::Marker,
+        base_label: Arc::clone(&label),
+        label,
+        file: "".into(),
+        first_line: 0,
+    })
+}
