@@ -10,6 +10,7 @@ mod process;
 pub use pinned::Identity;
 pub use pinned::PinError;
 pub use pinned::PinnedProcess;
+pub(crate) use pinned::Stat;
 pub use process::OpenError;
 pub use process::ProcessMemory;
 pub use rbprof_common::Fault;

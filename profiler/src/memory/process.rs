@@ -80,9 +80,8 @@ impl ProcessMemory {
             buffer: &mut byte,
             done: false,
         }];
-        let error = match vectored(&memory.process, &mut probe) {
-            Ok(_) => return Ok(memory),
-            Err(error) => error,
+        let Err(error) = vectored(&memory.process, &mut probe) else {
+            return Ok(memory);
         };
         match error.raw_os_error() {
             Some(libc::EFAULT) => Ok(memory),
