@@ -1,5 +1,18 @@
 //! Reading the memory of a target process from user space.
+//!
+//! [`TargetMemory`] is what the rest of rbprof sees; [`ProcessMemory`] reads a
+//! live process, and [`PinnedProcess`] is the hold on that process which keeps a
+//! reused process id from passing for it.
 
+mod pinned;
+mod process;
+
+pub use pinned::Identity;
+pub use pinned::PinError;
+pub use pinned::PinnedProcess;
+pub(crate) use pinned::Stat;
+pub use process::OpenError;
+pub use process::ProcessMemory;
 pub use rbprof_common::Fault;
 
 /// Target memory, read by address, for the parts of rbprof that run in user

@@ -1,0 +1,157 @@
+//! Why a process cannot be profiled.
+
+use std::fmt;
+use std::io;
+
+use rbprof_common::layout::LAYOUTS;
+use rbprof_common::layout::Version;
+
+/// Why a process cannot be profiled; says what was tried, on which process, and
+/// what to do.
+#[derive(Debug)]
+pub enum AttachError {
+    /// There is no such process (any more).
+    Gone {
+        /// Its id.
+        pid: u32,
+    },
+    /// The id is that of a thread.
+    Thread {
+        /// The thread.
+        tid: u32,
+        /// Its process.
+        process: u32,
+    },
+    /// The process runs no Ruby.
+    NotRuby {
+        /// The process.
+        pid: u32,
+        /// Its command line.
+        command: String,
+        /// What was looked at.
+        looked_at: String,
+    },
+    /// There is a Ruby, but it is still starting: worth another try soon.
+    NotReady {
+        /// The process.
+        pid: u32,
+        /// What was missing.
+        why: String,
+    },
+    /// Its Ruby is older than any that rbprof knows.
+    TooOld {
+        /// The process.
+        pid: u32,
+        /// Its Ruby.
+        version: Version,
+    },
+    /// Its Ruby does not show what is needed.
+    Unsupported {
+        /// The process.
+        pid: u32,
+        /// Its Ruby: version and file.
+        ruby: String,
+        /// What is missing.
+        missing: String,
+        /// What there is.
+        found: String,
+    },
+    /// Not allowed.
+    Permission {
+        /// The process.
+        pid: u32,
+        /// What was tried.
+        what: String,
+        /// The capability that allows it.
+        capability: &'static str,
+    },
+    /// There is no such process here, but processes have this id in PID
+    /// namespaces of their own.
+    OtherPidNamespace {
+        /// The id asked for.
+        pid: u32,
+        /// The ids and names that these processes have here.
+        here: Vec<(u32, String)>,
+    },
+    /// Something else went wrong.
+    Io {
+        /// The process.
+        pid: u32,
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone { pid } => write!(f, "process {pid} does not exist (any more)"),
+            Self::Thread { tid, process } => write!(
+                f,
+                "{tid} is a thread of process {process}; give the process's id"
+            ),
+            Self::NotRuby {
+                pid,
+                command,
+                looked_at,
+            } => write!(
+                f,
+                "process {pid} ({command}) runs no Ruby: {looked_at} defines ruby_version"
+            ),
+            Self::NotReady { pid, why } => {
+                write!(f, "Ruby in process {pid} is not up yet: {why}; try again")
+            }
+            Self::TooOld { pid, version } => {
+                write!(f, "process {pid} runs Ruby {version}")?;
+                match LAYOUTS.first() {
+                    Some(oldest) => write!(
+                        f,
+                        "; the oldest that can be profiled is {}.{}",
+                        oldest.from.major, oldest.from.minor
+                    ),
+                    None => Ok(()),
+                }
+            }
+            Self::Unsupported {
+                pid,
+                ruby,
+                missing,
+                found,
+            } => write!(
+                f,
+                "{ruby} in process {pid} cannot be profiled: {missing} ({found})"
+            ),
+            Self::Permission {
+                pid,
+                what,
+                capability,
+            } => write!(
+                f,
+                "not allowed on process {pid}: {what}; run as root or with {capability}"
+            ),
+            Self::OtherPidNamespace { pid, here } => {
+                write!(f, "process {pid} does not exist here; ")?;
+                for (index, (id, name)) in here.iter().enumerate() {
+                    let comma = if index == 0 { "" } else { ", " };
+                    write!(f, "{comma}{id} ({name})")?;
+                }
+                write!(
+                    f,
+                    " has this id in a PID namespace of its own: give the id it has here"
+                )
+            }
+            Self::Io { pid, what, source } => write!(f, "process {pid}: {what}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for AttachError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Which mapped file is a Ruby, and where its symbols are.
+
+use std::fmt;
+use std::io;
+
+use object::read::ReadRef;
+
+use crate::memory::PinnedProcess;
+use crate::memory::TargetMemory;
+
+use super::elf::Elf;
+use super::elf::ElfError;
+use super::elf::Symbol;
+use super::image::Image;
+use super::image::ImageError;
+use super::mappings::MappedFile;
+use super::mappings::Mapping;
+
+/// What every Ruby defines: a string with its version.
+const RUBY_VERSION: &[u8] = b"ruby_version";
+/// Longest version string; real ones have a dozen bytes.
+const MAX_VERSION: u64 = 64;
+
+/// Where a symbol was found, the most trusted first. What stripped builds do
+/// not show at all is recovered after these have been asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// Exported by the build.
+    DynSym,
+    /// In the full symbol table, which `strip` would have removed.
+    SymTab,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::DynSym => ".dynsym",
+            Self::SymTab => ".symtab",
+        })
+    }
+}
+
+/// A symbol and where it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// The symbol.
+    pub symbol: Symbol,
+    /// Where it was found.
+    pub source: Source,
+}
+
+impl fmt::Display for Located {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.source)?;
+        if self.symbol.protected {
+            write!(f, ", protected")?;
+        }
+        Ok(())
+    }
+}
+
+/// Looks the names up in the sources, in their order. A source that cannot be
+/// read is passed over.
+pub fn locate<'data, R: ReadRef<'data>, const N: usize>(
+    elf: &Elf<'data, R>,
+    names: [&[u8]; N],
+) -> [Option<Located>; N] {
+    let mut found = names.map(|name| {
+        let symbol = elf.dynamic_symbol(name).ok().flatten()?;
+        Some(Located {
+            symbol,
+            source: Source::DynSym,
+        })
+    });
+    if found.iter().any(Option::is_none)
+        && let Ok(symbols) = elf.static_symbols(names)
+    {
+        for (found, symbol) in found.iter_mut().zip(symbols) {
+            *found = found.or(symbol.map(|symbol| Located {
+                symbol,
+                source: Source::SymTab,
+            }));
+        }
+    }
+    found
+}
+
+/// A Ruby that a process has mapped.
+#[derive(Debug)]
+pub struct RubyImage {
+    /// The file.
+    pub image: Image,
+    /// What `ruby_version` holds, read from the process.
+    pub version_text: String,
+    /// Where `ruby_version` was found.
+    pub version_source: Located,
+}
+
+/// Why no Ruby was found.
+#[derive(Debug)]
+pub enum NotFound {
+    /// No mapped file defines `ruby_version`.
+    Nowhere {
+        /// How many ELF files were looked at.
+        files: usize,
+    },
+    /// Not every file could be opened, and the others are no Ruby.
+    Unopened {
+        /// Path of the first one.
+        path: String,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// A file defines `ruby_version`, but its text cannot be read.
+    Unreadable {
+        /// Its path.
+        path: String,
+    },
+}
+
+/// Finds the mapped file that defines `ruby_version`: a shared library, a
+/// program that Ruby is linked into, or either under any name, deleted or not.
+///
+/// File names decide only what is looked at first. A file costs a handful of
+/// small reads when it is no Ruby and has no full symbol table.
+///
+/// # Errors
+/// [`NotFound`].
+pub fn find<M: TargetMemory>(
+    process: &PinnedProcess,
+    memory: &M,
+    mappings: &[Mapping],
+) -> Result<RubyImage, NotFound> {
+    let mut files = MappedFile::all(mappings);
+    files.retain(|file| file.is_executable() || starts_like_elf(file, memory));
+    files.sort_by_key(|file| {
+        let size: u64 = file
+            .mappings
+            .iter()
+            .map(|mapping| mapping.range.end - mapping.range.start)
+            .sum();
+        (
+            !file.is_executable(),
+            !names_ruby(file.path()),
+            std::cmp::Reverse(size),
+        )
+    });
+    let mut unopened = None;
+    let mut without_dynamic_symbol = Vec::new();
+    for file in &files {
+        let image = match Image::open(process, memory, file) {
+            Ok(image) => image,
+            Err(ImageError::Open(error)) => {
+                unopened.get_or_insert((file.display_path(), error));
+                continue;
+            }
+            Err(ImageError::Elf(_) | ImageError::NotLoaded) => continue,
+        };
+        let exported = image.elf().and_then(|elf| elf.dynamic_symbol(RUBY_VERSION));
+        match exported {
+            Ok(Some(symbol)) => {
+                let source = Source::DynSym;
+                return read_version(image, Located { symbol, source }, memory);
+            }
+            Ok(None) | Err(_) => without_dynamic_symbol.push(image),
+        }
+    }
+    let looked_at = without_dynamic_symbol.len();
+    // Only now: a full symbol table must be read as a whole.
+    for image in without_dynamic_symbol {
+        if let Ok(Some(symbol)) = in_full_table(&image) {
+            let source = Source::SymTab;
+            return read_version(image, Located { symbol, source }, memory);
+        }
+    }
+    match unopened {
+        Some((path, error)) => Err(NotFound::Unopened { path, error }),
+        None => Err(NotFound::Nowhere { files: looked_at }),
+    }
+}
+
+fn in_full_table(image: &Image) -> Result<Option<Symbol>, ElfError> {
+    let [symbol] = image.elf()?.static_symbols([RUBY_VERSION])?;
+    Ok(symbol)
+}
+
+fn read_version<M: TargetMemory>(
+    image: Image,
+    version_source: Located,
+    memory: &M,
+) -> Result<RubyImage, NotFound> {
+    let symbol = version_source.symbol;
+    let length = if symbol.size == 0 {
+        16
+    } else {
+        symbol.size.min(MAX_VERSION)
+    };
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+    let text = memory
+        .read(image.live(symbol.value), &mut bytes)
+        .ok()
+        .and_then(|()| {
+            let text = bytes.split(|&byte| byte == 0).next()?;
+            std::str::from_utf8(text).ok()
+        });
+    match text {
+        Some(text) => Ok(RubyImage {
+            version_text: text.to_owned(),
+            image,
+            version_source,
+        }),
+        None => Err(NotFound::Unreadable { path: image.path }),
+    }
+}
+
+/// Whether the file's name says Ruby: such files are looked at first.
+fn names_ruby(path: &[u8]) -> bool {
+    path.rsplit(|&byte| byte == b'/')
+        .next()
+        .is_some_and(|name| name.windows(4).any(|part| part == b"ruby"))
+}
+
+/// Whether the process has the start of an ELF file mapped: asked where nothing
+/// of a file may be executed, since its code may have been moved elsewhere
+/// (onto huge pages).
+fn starts_like_elf<M: TargetMemory>(file: &MappedFile<'_>, memory: &M) -> bool {
+    let mut magic = [0; 4];
+    file.mappings
+        .iter()
+        .find(|mapping| mapping.offset == 0 && mapping.readable)
+        .is_some_and(|mapping| memory.read(mapping.range.start, &mut magic).is_ok())
+        && magic == *b"\x7fELF"
+}

@@ -1,0 +1,99 @@
+//! Whether roots hold for the live process.
+//!
+//! The process runs on while it is looked at, so one failed thread proves
+//! nothing; a thread that validates does: the chance that other memory passes
+//! for a context whose thread points back to it and to the VM is nil.
+
+use rbprof_common::Fault;
+use rbprof_common::Memory;
+use rbprof_common::process::ProcessEntry;
+use rbprof_common::roots::NoContext;
+use rbprof_common::roots::context_of;
+
+use super::ThreadPointer;
+
+/// `rb_vm_t.main_thread` from Ruby 3.0 on (`ractor.main_thread`).
+const VM_MAIN_THREAD: u64 = 40;
+
+/// A thread whose context is a valid one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validated {
+    /// The native thread.
+    pub tid: u32,
+    /// Its execution context.
+    pub ec: u64,
+    /// The Ruby thread it belongs to.
+    pub thread: u64,
+    /// The VM that the Ruby thread belongs to.
+    pub vm: u64,
+}
+
+/// What the threads of a process say of its roots.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// Threads with a valid context.
+    pub validated: Vec<Validated>,
+    /// Threads without a context: not Ruby's, or not Ruby's yet.
+    pub without: usize,
+    /// Threads with something that is no valid context.
+    pub invalid: usize,
+}
+
+impl Evidence {
+    /// The VM of all threads that validated, if they agree.
+    #[must_use]
+    pub fn vm(&self) -> Option<u64> {
+        let (first, rest) = self.validated.split_first()?;
+        rest.iter()
+            .all(|other| other.vm == first.vm)
+            .then_some(first.vm)
+    }
+}
+
+/// Tries the roots of `entry` on every thread. A VM in the entry is demanded of
+/// every context.
+pub fn check<M: Memory>(entry: &ProcessEntry, threads: &[ThreadPointer], memory: &M) -> Evidence {
+    let mut evidence = Evidence::default();
+    for thread in threads.iter().filter(|thread| thread.value != 0) {
+        match check_thread(entry, *thread, memory) {
+            Ok(validated) => evidence.validated.push(validated),
+            Err(NoContext::None) => evidence.without += 1,
+            Err(NoContext::Invalid | NoContext::Fault) => evidence.invalid += 1,
+        }
+    }
+    evidence
+}
+
+fn check_thread<M: Memory>(
+    entry: &ProcessEntry,
+    native: ThreadPointer,
+    memory: &M,
+) -> Result<Validated, NoContext> {
+    let context = context_of(entry, native.value, memory)?;
+    let field = |base: u64, offset: u32| memory.word(base.wrapping_add(offset.into()));
+    let thread = field(context.ec, entry.layout.ec_thread)?;
+    let vm = field(thread, entry.layout.thread_vm)?;
+    if field(thread, entry.layout.thread_ec)? != context.ec || vm == 0 || vm & 7 != 0 {
+        return Err(NoContext::Invalid);
+    }
+    Ok(Validated {
+        tid: native.tid,
+        ec: context.ec,
+        thread,
+        vm,
+    })
+}
+
+/// Whether the main thread of a VM belongs to it (Ruby 3.0 and later): a second
+/// proof for a VM that was not found by its symbol.
+///
+/// # Errors
+/// [`Fault`] when it cannot be read.
+pub fn vm_knows_its_main_thread<M: Memory>(
+    vm: u64,
+    entry: &ProcessEntry,
+    memory: &M,
+) -> Result<bool, Fault> {
+    let main = memory.word(vm.wrapping_add(VM_MAIN_THREAD))?;
+    Ok(memory.word(main.wrapping_add(entry.layout.thread_vm.into()))? == vm)
+}
