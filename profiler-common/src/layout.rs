@@ -73,6 +73,39 @@ pub mod fixed {
 
     /// `rb_iseq_t.body`.
     pub const ISEQ_BODY: u64 = 16;
+    /// `rb_iseq_constant_body.type` (32 bits).
+    pub const BODY_TYPE: u64 = 0;
+    /// `rb_iseq_constant_body.iseq_size` (32 bits), in words.
+    pub const BODY_SIZE: u64 = 4;
+    /// `rb_iseq_constant_body.iseq_encoded`.
+    pub const BODY_ENCODED: u64 = 8;
+    /// `rb_iseq_constant_body.location.pathobj`.
+    pub const BODY_PATH: u64 = 64;
+    /// `rb_iseq_constant_body.location.base_label`.
+    pub const BODY_BASE_LABEL: u64 = 72;
+    /// `rb_iseq_constant_body.location.label`.
+    pub const BODY_LABEL: u64 = 80;
+    /// `rb_iseq_constant_body.location.first_lineno`.
+    pub const BODY_FIRST_LINE: u64 = 88;
+
+    /// `rb_callable_method_entry_t.def`.
+    pub const METHOD_DEFINITION: u64 = 16;
+    /// `rb_callable_method_entry_t.owner`.
+    pub const METHOD_OWNER: u64 = 32;
+    /// `rb_method_definition_t.type`, in the low four bits.
+    pub const DEFINITION_TYPE: u64 = 0;
+    /// `rb_method_definition_t.body.iseq.iseqptr`.
+    pub const DEFINITION_ISEQ: u64 = 8;
+    /// `rb_method_definition_t.original_id`.
+    pub const DEFINITION_ID: u64 = 32;
+
+    /// `RBasic.klass`.
+    pub const OBJECT_CLASS: u64 = 8;
+    /// `RClass.super` (up to 3.4).
+    pub const CLASS_SUPER: u64 = 16;
+
+    /// `rb_symbols_t.ids`.
+    pub const SYMBOLS_IDS: u64 = 16;
 
     /// Bytes from the environment pointer down to the method entry or cref.
     pub const ENV_ME_CREF: u64 = 16;
@@ -112,6 +145,24 @@ pub mod frame_flags {
     pub const ENV_LOCAL: u64 = 0x2;
 }
 
+/// Types of objects: the low five bits of their flags.
+pub mod object_type {
+    /// The mask over the type.
+    pub const MASK: u64 = 0x1f;
+    /// A class.
+    pub const CLASS: u64 = 0x02;
+    /// A module.
+    pub const MODULE: u64 = 0x03;
+    /// A string.
+    pub const STRING: u64 = 0x05;
+    /// An array.
+    pub const ARRAY: u64 = 0x07;
+    /// An internal object; see [`imemo`](super::imemo).
+    pub const IMEMO: u64 = 0x1a;
+    /// A module as it stands in a chain of superclasses.
+    pub const ICLASS: u64 = 0x1c;
+}
+
 /// Types of internal objects (`imemo`).
 pub mod imemo {
     /// Where the type is in the object's flags.
@@ -122,6 +173,8 @@ pub mod imemo {
     pub const SVAR: u64 = 2;
     /// A method entry.
     pub const MENT: u64 = 6;
+    /// An instruction sequence.
+    pub const ISEQ: u64 = 7;
 
     /// The internal type in an object's flags.
     #[inline(always)]
@@ -150,6 +203,57 @@ pub struct WalkLayout {
     pub reserved: u32,
 }
 
+/// How strings and arrays that need no memory of their own are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Embedding {
+    /// In a slot of 40 bytes, with the length in the object's flags (up to 3.1).
+    Fixed,
+    /// In a slot of any size. A string has its length in a field of its own
+    /// (3.2 on); an array has more bits of its flags for it.
+    Variable,
+}
+
+/// How a location's `first_lineno` is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstLine {
+    /// As a Ruby Integer (up to 3.1).
+    Fixnum,
+    /// As a C `int`.
+    Int,
+}
+
+/// Where a class keeps its name, and a singleton class the object it belongs
+/// to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClassNames {
+    /// Hidden instance variables (`__classpath__`, `__attached__`) in an
+    /// `st_table` (up to 3.1).
+    IvarTable {
+        /// `RClass.ptr`, which points to the class extension.
+        extension: u16,
+        /// `rb_classext_t.iv_tbl`.
+        iv_tbl: u16,
+    },
+    /// The same hidden instance variables in an array, laid out by the class's
+    /// shape (3.2 only).
+    Shapes {
+        /// From the class to `rb_classext_t.iv_ptr`.
+        iv_ptr: u16,
+        /// How many bytes of `rb_vm_t` to search for `shape_list`: its place
+        /// depends on the size of the C library's mutexes.
+        vm_search: u16,
+    },
+    /// Fields of the class extension, which lies right behind the class
+    /// (3.3 on).
+    Fields {
+        /// From the class to `rb_classext_t.as.singleton_class.attached_object`.
+        attached_object: u16,
+        /// From the class to `rb_classext_t.classpath`; the bit that says
+        /// whether it is permanent is bit 40 of the word before.
+        classpath: u16,
+    },
+}
+
 /// What the symbolizer must know of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameLayout {
@@ -163,10 +267,22 @@ pub struct NameLayout {
     pub parent_iseq: u16,
     /// `rb_iseq_constant_body.local_iseq`.
     pub local_iseq: u16,
+    /// `rb_iseq_constant_body.jit_func` or `jit_entry`: machine code for the
+    /// sequence, if there is any.
+    pub jit_entry: u16,
     /// `sizeof(struct iseq_insn_info_entry)`; the line is its first word.
     pub insn_info_entry: u16,
     /// The largest ID that is an operator (`tLAST_OP_ID`).
     pub last_operator_id: u64,
+    /// How small strings and arrays are kept.
+    pub embedding: Embedding,
+    /// How a location's first line is kept.
+    pub first_line: FirstLine,
+    /// The flag of a class that says it is a singleton class
+    /// (`RUBY_FL_SINGLETON`).
+    pub singleton_flag: u64,
+    /// Where class names are.
+    pub class_names: ClassNames,
 }
 
 /// One release series: the versions it was checked against and the offsets.
@@ -199,20 +315,64 @@ const fn walk(
     }
 }
 
-const fn names(
-    insns_info: u16,
+/// Hidden instance variables of a class, up to 3.1.
+const IVAR_TABLE: ClassNames = ClassNames::IvarTable {
+    extension: 24,
+    iv_tbl: 8,
+};
+
+/// Names up to 3.1. The size of `insns_info` has not changed since 2.6.
+const fn old_names(
     parent_iseq: u16,
+    jit_entry: u16,
     insn_info_entry: u16,
     last_operator_id: u64,
 ) -> NameLayout {
     NameLayout {
-        insns_info,
-        insns_info_size: insns_info + 16,
-        succ_index_table: insns_info + 24,
+        insns_info: 120,
+        insns_info_size: 136,
+        succ_index_table: 144,
         parent_iseq,
         local_iseq: parent_iseq + 8,
+        jit_entry,
         insn_info_entry,
         last_operator_id,
+        embedding: Embedding::Fixed,
+        first_line: FirstLine::Fixnum,
+        singleton_flag: 1 << 12,
+        class_names: IVAR_TABLE,
+    }
+}
+
+/// Names from 3.2 on.
+const fn names(
+    parent_iseq: u16,
+    jit_entry: u16,
+    last_operator_id: u64,
+    singleton_flag: u64,
+    class_names: ClassNames,
+) -> NameLayout {
+    NameLayout {
+        insns_info: 112,
+        insns_info_size: 128,
+        succ_index_table: 136,
+        parent_iseq,
+        local_iseq: parent_iseq + 8,
+        jit_entry,
+        insn_info_entry: 12,
+        last_operator_id,
+        embedding: Embedding::Variable,
+        first_line: FirstLine::Int,
+        singleton_flag,
+        class_names,
+    }
+}
+
+/// Fields of a class whose extension begins at `extension`.
+const fn class_fields(extension: u16, attached_object: u16, classpath: u16) -> ClassNames {
+    ClassNames::Fields {
+        attached_object: extension + attached_object,
+        classpath: extension + classpath,
     }
 }
 
@@ -222,49 +382,58 @@ pub static LAYOUTS: [Layout; 8] = [
         from: Version::new(2, 6, 0),
         to: Version::new(2, 6, 10),
         walk: walk(56, 56, 24, 32, 72),
-        names: names(120, 168, 8, 164),
+        names: old_names(168, 264, 8, 164),
     },
     Layout {
         from: Version::new(2, 7, 0),
         to: Version::new(2, 7, 8),
         walk: walk(56, 56, 24, 32, 72),
-        names: names(120, 168, 8, 168),
+        names: old_names(168, 256, 8, 168),
     },
     Layout {
         from: Version::new(3, 0, 0),
         to: Version::new(3, 0, 7),
         walk: walk(56, 56, 32, 40, 80),
-        names: names(120, 168, 8, 168),
+        names: old_names(168, 264, 8, 168),
     },
     Layout {
         from: Version::new(3, 1, 0),
         to: Version::new(3, 1, 7),
         walk: walk(64, 48, 32, 40, 80),
-        names: names(120, 168, 12, 169),
+        names: old_names(168, 280, 12, 169),
     },
     Layout {
         from: Version::new(3, 2, 0),
         to: Version::new(3, 2, 11),
         walk: walk(64, 48, 32, 48, 0),
-        names: names(112, 160, 12, 169),
+        names: names(
+            160,
+            288,
+            169,
+            1 << 12,
+            ClassNames::Shapes {
+                iv_ptr: 32,
+                vm_search: 1024,
+            },
+        ),
     },
     Layout {
         from: Version::new(3, 3, 0),
         to: Version::new(3, 3, 13),
         walk: walk(56, 48, 32, 48, 0),
-        names: names(112, 160, 12, 169),
+        names: names(160, 288, 169, 1 << 12, class_fields(32, 96, 120)),
     },
     Layout {
         from: Version::new(3, 4, 0),
         to: Version::new(3, 4, 12),
         walk: walk(56, 48, 32, 48, 0),
-        names: names(112, 160, 12, 170),
+        names: names(160, 296, 170, 1 << 13, class_fields(32, 96, 120)),
     },
     Layout {
         from: Version::new(4, 0, 0),
         to: Version::new(4, 0, 9),
         walk: walk(56, 48, 32, 48, 0),
-        names: names(112, 168, 12, 171),
+        names: names(168, 304, 171, 1 << 13, class_fields(24, 112, 128)),
     },
 ];
 
