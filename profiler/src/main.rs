@@ -10,7 +10,11 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("rbprof: {error:#}");
-            if error.is::<rbprof::cli::UsageError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+            if error.is::<rbprof::cli::UsageError>() {
+                ExitCode::from(2)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }

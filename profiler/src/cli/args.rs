@@ -102,7 +102,9 @@ impl From<FormatArgument> for Format {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    let value: f64 = text
+        .parse()
+        .map_err(|_| "not a number of seconds".to_owned())?;
     if value.is_finite() && value > 0.0 && value <= 1e9 {
         Ok(value)
     } else {
@@ -132,13 +134,23 @@ mod tests {
     fn a_process_or_a_command_is_wanted_not_both() {
         assert!(record(&[]).is_err());
         assert_eq!(record(&["--pid", "7"]).unwrap().pid, [7]);
-        assert_eq!(record(&["--", "ruby", "-v"]).unwrap().program, ["ruby", "-v"]);
+        assert_eq!(
+            record(&["--", "ruby", "-v"]).unwrap().program,
+            ["ruby", "-v"]
+        );
         assert!(record(&["--pid", "7", "--", "ruby"]).is_err());
     }
 
     #[test]
     fn nonsense_is_refused() {
-        for bad in [["--pid", "0"], ["--pid", "x"], ["-d", "0"], ["-d", "-1"], ["-d", "nan"], ["-F", "0"]] {
+        for bad in [
+            ["--pid", "0"],
+            ["--pid", "x"],
+            ["-d", "0"],
+            ["-d", "-1"],
+            ["-d", "nan"],
+            ["-F", "0"],
+        ] {
             let mut arguments = vec!["--pid", "7"];
             arguments.extend(bad);
             assert!(record(&arguments).is_err(), "{bad:?}");

@@ -3,13 +3,13 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::io::IsTerminal as _;
-use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::args::Record;
 use crate::kernel;
 use crate::kernel::Looping;
+use crate::output::Destination;
 use crate::output::Format;
 
 /// The arguments do not make sense: exit status 2.
@@ -33,21 +33,13 @@ pub enum Subject {
     Command(Vec<OsString>),
 }
 
-/// A file to write, and how.
+/// Something to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Destination {
-    /// The file; `-` is standard output.
-    pub path: PathBuf,
+pub struct Output {
+    /// Where to.
+    pub destination: Destination,
     /// The format.
     pub format: Format,
-}
-
-impl Destination {
-    /// Whether it is standard output.
-    #[must_use]
-    pub fn is_stdout(&self) -> bool {
-        self.path == Path::new("-")
-    }
 }
 
 /// A recording, as it is to be done.
@@ -57,8 +49,8 @@ pub struct Plan {
     pub subject: Subject,
     /// For how long; `None` until it ends or is told to stop.
     pub duration: Option<Duration>,
-    /// Files to write. Empty: one named after the process.
-    pub destinations: Vec<Destination>,
+    /// What to write. Empty: one file named after the process.
+    pub outputs: Vec<Output>,
     /// Format of the file that is named after the process.
     pub default_format: Format,
     /// Print nothing but errors.
@@ -73,66 +65,99 @@ impl Plan {
     /// # Errors
     /// [`UsageError`] says which of them do not fit.
     pub fn new(arguments: Record) -> Result<Self, UsageError> {
-        let Record { mut pid, program, duration, frequency, output, format, quiet, bpf_log, no_bpf_loop } =
-            arguments;
+        let Record {
+            mut pid,
+            program,
+            duration,
+            frequency,
+            output,
+            format,
+            quiet,
+            bpf_log,
+            no_bpf_loop,
+        } = arguments;
         let format = format.map(Format::from);
-        let destinations = output
+        let outputs = output
             .into_iter()
-            .map(|path| destination(path, format))
+            .map(|path| output_of(path, format))
             .collect::<Result<Vec<_>, _>>()?;
-        if destinations.iter().filter(|destination| destination.is_stdout()).count() > 1 {
-            return Err(UsageError("standard output can take one profile only".into()));
+        if outputs
+            .iter()
+            .filter(|output| output.destination == Destination::Stdout)
+            .count()
+            > 1
+        {
+            return Err(UsageError(
+                "standard output can take one profile only".into(),
+            ));
         }
         pid.sort_unstable();
         pid.dedup();
-        let subject = if program.is_empty() { Subject::Processes(pid) } else { Subject::Command(program) };
+        let subject = if program.is_empty() {
+            Subject::Processes(pid)
+        } else {
+            Subject::Command(program)
+        };
         Ok(Self {
             subject,
             duration: duration.map(Duration::from_secs_f64),
-            destinations,
+            outputs,
             default_format: format.unwrap_or(Format::Pprof),
             quiet,
             kernel: kernel::Options {
                 frequency: u64::from(frequency),
                 log: bpf_log,
-                looping: if no_bpf_loop { Looping::TailCalls } else { Looping::Probe },
+                looping: if no_bpf_loop {
+                    Looping::TailCalls
+                } else {
+                    Looping::Probe
+                },
                 ..kernel::Options::default()
             },
         })
     }
 
-    /// The files to write for a recording of process `pid`.
+    /// What to write for a recording of process `pid`.
     #[must_use]
-    pub fn destinations_for(&self, pid: u32) -> Vec<Destination> {
-        if !self.destinations.is_empty() {
-            return self.destinations.clone();
+    pub fn outputs_for(&self, pid: u32) -> Vec<Output> {
+        if !self.outputs.is_empty() {
+            return self.outputs.clone();
         }
-        let ending = match self.default_format {
-            Format::Pprof => "pb.gz",
-            Format::Folded => "folded",
-            Format::Svg => "svg",
-        };
-        vec![Destination { path: format!("rbprof-{pid}.{ending}").into(), format: self.default_format }]
+        let format = self.default_format;
+        let path = format!("rbprof-{pid}.{}", format.extension());
+        vec![Output {
+            destination: Destination::File(path.into()),
+            format,
+        }]
     }
 }
 
-fn destination(path: PathBuf, format: Option<Format>) -> Result<Destination, UsageError> {
-    if path == Path::new("-") {
-        let format = format.unwrap_or(Format::Pprof);
-        if format == Format::Pprof && std::io::stdout().is_terminal() {
-            return Err(UsageError(
-                "a pprof profile is not for a terminal: redirect standard output, name a file \
-                 with -o, or choose --format folded"
-                    .into(),
-            ));
+fn output_of(path: PathBuf, format: Option<Format>) -> Result<Output, UsageError> {
+    let format = format.or_else(|| Format::of_path(&path));
+    match Destination::from(path) {
+        destination @ Destination::Stdout => {
+            let format = format.unwrap_or(Format::Pprof);
+            if format == Format::Pprof && std::io::stdout().is_terminal() {
+                return Err(UsageError(
+                    "a pprof profile is not for a terminal: redirect standard output, name a \
+                     file with -o, or choose --format folded"
+                        .into(),
+                ));
+            }
+            Ok(Output {
+                destination,
+                format,
+            })
         }
-        return Ok(Destination { path, format });
-    }
-    match format.or_else(|| Format::of_path(&path)) {
-        Some(format) => Ok(Destination { path, format }),
-        None => Err(UsageError(format!(
-            "the ending of {} tells no format: use .pb.gz, .folded or .svg, or give --format",
-            path.display()
-        ))),
+        destination @ Destination::File(_) => match format {
+            Some(format) => Ok(Output {
+                destination,
+                format,
+            }),
+            None => Err(UsageError(format!(
+                "the ending of {destination} tells no format: use .pb.gz, .folded or .svg, or \
+                 give --format"
+            ))),
+        },
     }
 }

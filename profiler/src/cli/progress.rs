@@ -25,7 +25,10 @@ pub(super) struct State {
 
 impl Progress {
     pub(super) fn new(quiet: bool) -> Self {
-        Self { active: !quiet && std::io::stderr().is_terminal(), drawn: None }
+        Self {
+            active: !quiet && std::io::stderr().is_terminal(),
+            drawn: None,
+        }
     }
 
     pub(super) fn is_due(&self) -> bool {
@@ -51,8 +54,16 @@ impl Progress {
 }
 
 fn line(state: &State) -> String {
-    let State { elapsed, planned, samples, lost, threads } = state;
-    let of = planned.map_or_else(String::new, |planned| format!(" of {:.0}", planned.as_secs_f64()));
+    let State {
+        elapsed,
+        planned,
+        samples,
+        lost,
+        threads,
+    } = state;
+    let of = planned.map_or_else(String::new, |planned| {
+        format!(" of {:.0}", planned.as_secs_f64())
+    });
     let thread = if *threads == 1 { "thread" } else { "threads" };
     format!(
         "recording CPU: {:.1}{of} s, {samples} samples, {lost} lost, {threads} {thread}; Ctrl-C to finish",

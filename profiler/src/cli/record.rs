@@ -1,8 +1,6 @@
 //! `rbprof record`.
 
 use std::ffi::OsString;
-use std::os::fd::AsRawFd;
-use std::os::fd::RawFd;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitCode;
 use std::process::ExitStatus;
@@ -17,12 +15,14 @@ use tokio::signal::unix::SignalKind;
 use tokio::signal::unix::signal;
 use tokio::time::MissedTickBehavior;
 
-use super::plan::Destination;
+use super::plan::Output;
 use super::plan::Plan;
 use super::plan::Subject;
 use super::progress::Progress;
 use super::progress::State;
 use crate::output;
+use crate::output::Destination;
+use crate::output::top::TopOptions;
 use crate::profile::Profile;
 use crate::session::Session;
 
@@ -56,14 +56,12 @@ struct Running {
 
 async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
     // Files are tried before anything is recorded for them.
-    let first_pid = match &plan.subject {
-        Subject::Processes(pids) => pids.first().copied(),
-        Subject::Command(_) => None,
+    let pid = match &plan.subject {
+        Subject::Processes(pids) => pids.first().copied().unwrap_or_default(),
+        Subject::Command(_) => 0,
     };
-    if let Some(pid) = first_pid {
-        check_destinations(&plan.destinations_for(pid))?;
-    } else {
-        check_destinations(&plan.destinations)?;
+    for output in plan.outputs_for(pid) {
+        output.destination.check()?;
     }
 
     let mut stop = Stop::new()?;
@@ -73,14 +71,20 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
     let mut progress = Progress::new(plan.quiet);
     let mut status: Option<ExitStatus> = None;
     {
-        let ring = AsyncFd::with_interest(Ring(session.wakeup_fd()), Interest::READABLE)
+        let wakeup = session.wakeup()?;
+        // SAFETY: the descriptor is owned by what is registered, so it stays
+        // open and the same until it is deregistered.
+        let ring = unsafe { AsyncFd::register_with_interest(wakeup, Interest::READABLE) }
             .context("watching the ring buffer")?;
         let mut poll = tokio::time::interval(POLL_INTERVAL);
         let mut second = tokio::time::interval(Duration::from_secs(1));
         for timer in [&mut poll, &mut second] {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
-        let deadline = tokio::time::sleep(plan.duration.unwrap_or(Duration::from_secs(u64::from(u32::MAX))));
+        let deadline = tokio::time::sleep(
+            plan.duration
+                .unwrap_or(Duration::from_secs(u64::from(u32::MAX))),
+        );
         tokio::pin!(deadline);
         loop {
             tokio::select! {
@@ -112,11 +116,12 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
 
     let profile = session.finish()?;
     let pid = running.pids.first().copied().unwrap_or_default();
-    let destinations = plan.destinations_for(pid);
-    write_all(&profile, &destinations)?;
+    let outputs = plan.outputs_for(pid);
+    let written = write_all(&profile, &outputs);
     if !plan.quiet {
-        report(&profile, &destinations);
+        report(&profile, &outputs);
     }
+    written?;
     if let Some(child) = &mut running.child {
         // The recording may be over before the command is.
         let status = match status {
@@ -136,15 +141,23 @@ fn begin(plan: &Plan, session: &mut Session) -> anyhow::Result<Running> {
                 session.attach(pid)?;
             }
             session.start()?;
-            Ok(Running { pids: pids.clone(), child: None })
+            Ok(Running {
+                pids: pids.clone(),
+                child: None,
+            })
         }
         Subject::Command(program) => {
             session.start()?;
             let child = session.spawning(|| start(program))??;
-            let pid = child.id().context("the command ended before it could be profiled")?;
+            let pid = child
+                .id()
+                .context("the command ended before it could be profiled")?;
             let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
             session.name_started(pid, &words.join(" "));
-            Ok(Running { pids: vec![pid], child: Some(child) })
+            Ok(Running {
+                pids: vec![pid],
+                child: Some(child),
+            })
         }
     }
 }
@@ -166,8 +179,11 @@ async fn wait(child: &mut Option<Child>) -> std::io::Result<ExitStatus> {
 
 /// The command's status as this process's own, as a shell would give it.
 fn exit_code(status: ExitStatus) -> ExitCode {
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
+    let code = status
+        .code()
+        .or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok())
+        .map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 fn state_of(session: &Session, started: Instant, planned: Option<Duration>) -> State {
@@ -181,20 +197,21 @@ fn state_of(session: &Session, started: Instant, planned: Option<Duration>) -> S
     }
 }
 
-/// Says now, not after the recording, that a file cannot be written.
-fn check_destinations(destinations: &[Destination]) -> anyhow::Result<()> {
-    for destination in destinations.iter().filter(|destination| !destination.is_stdout()) {
-        output::file::check_writable(&destination.path)?;
-    }
-    Ok(())
-}
-
-/// Writes every file that can be written before it reports one that cannot.
-fn write_all(profile: &Profile, destinations: &[Destination]) -> anyhow::Result<()> {
+/// Writes everything that can be written before it reports what cannot.
+fn write_all(profile: &Profile, outputs: &[Output]) -> anyhow::Result<()> {
     let mut failed = None;
-    for destination in destinations {
-        if let Err(error) = output::file::write(profile, destination.format, &destination.path) {
-            failed.get_or_insert(error);
+    for Output {
+        destination,
+        format,
+    } in outputs
+    {
+        match destination.save(|out| output::write(profile, *format, out)) {
+            // The reader has seen enough.
+            Err(error) if error.is_broken_pipe() => {}
+            Err(error) => {
+                failed.get_or_insert(error);
+            }
+            Ok(()) => {}
         }
     }
     failed.map_or(Ok(()), |error| Err(error.into()))
@@ -202,14 +219,20 @@ fn write_all(profile: &Profile, destinations: &[Destination]) -> anyhow::Result<
 
 /// The table of the top methods, and where the files are, on standard error:
 /// standard output may be the profile's, or belong to the command.
-fn report(profile: &Profile, destinations: &[Destination]) {
-    let width = terminal_width().unwrap_or(DEFAULT_WIDTH);
-    eprint!("{}", output::top::table(profile, TABLE_ROWS, width));
+fn report(profile: &Profile, outputs: &[Output]) {
+    let options = TopOptions {
+        rows: TABLE_ROWS,
+        width: terminal_width().unwrap_or(DEFAULT_WIDTH),
+    };
+    eprint!("{}", output::top::render(profile, options));
     for warning in &profile.metadata.warnings {
         eprintln!("warning: {warning}");
     }
-    for destination in destinations.iter().filter(|destination| !destination.is_stdout()) {
-        eprintln!("wrote {}", destination.path.display());
+    for output in outputs
+        .iter()
+        .filter(|output| output.destination != Destination::Stdout)
+    {
+        eprintln!("wrote {}", output.destination);
     }
 }
 
@@ -218,15 +241,6 @@ fn terminal_width() -> Option<usize> {
     terminal_size::terminal_size_of(std::io::stderr())
         .map(|(terminal_size::Width(columns), _)| usize::from(columns))
         .filter(|&columns| columns >= 40)
-}
-
-/// The ring's descriptor, which the session owns.
-struct Ring(RawFd);
-
-impl AsRawFd for Ring {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
 }
 
 /// Signals that ask to finish.
@@ -258,7 +272,9 @@ impl Stop {
     /// written.
     fn second_ends_at_once() {
         std::thread::spawn(|| -> anyhow::Result<()> {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()?;
             runtime.block_on(async {
                 Self::new()?.asked().await;
                 std::process::exit(INTERRUPTED);

@@ -13,8 +13,8 @@ pub mod error;
 mod threads;
 mod ticks;
 
-use std::os::fd::AsRawFd;
-use std::os::fd::RawFd;
+use std::os::fd::AsFd as _;
+use std::os::fd::OwnedFd;
 
 use aya::Ebpf;
 use aya::EbpfLoader;
@@ -274,10 +274,16 @@ impl Kernel {
         }
     }
 
-    /// Becomes readable when the ring has something that should not wait.
-    #[must_use]
-    pub fn wakeup_fd(&self) -> RawFd {
-        self.records.as_raw_fd()
+    /// A descriptor that becomes readable when the ring has something that
+    /// should not wait.
+    ///
+    /// # Errors
+    /// [`KernelError`] when this process has no descriptor left.
+    pub fn wakeup(&self) -> Result<OwnedFd, KernelError> {
+        self.records
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|error| KernelError::step("watching the ring buffer", error))
     }
 
     /// The counters now.

@@ -34,8 +34,10 @@ impl Record {
             let frames = bytes.get(size_of::<StackChunk>()..)?;
             let wanted = (chunk.count as usize).checked_mul(size_of::<Frame>())?;
             let frames = frames.get(..wanted)?;
-            let frames =
-                frames.chunks_exact(size_of::<Frame>()).map(bytemuck::pod_read_unaligned).collect();
+            let frames = frames
+                .chunks_exact(size_of::<Frame>())
+                .map(bytemuck::pod_read_unaligned)
+                .collect();
             return Some(Self::Stack(chunk, frames));
         }
         let event: ProcessEvent = head(bytes)?;
@@ -52,7 +54,9 @@ impl Record {
 }
 
 fn head<T: bytemuck::AnyBitPattern>(bytes: &[u8]) -> Option<T> {
-    bytes.get(..size_of::<T>()).map(bytemuck::pod_read_unaligned)
+    bytes
+        .get(..size_of::<T>())
+        .map(bytemuck::pod_read_unaligned)
 }
 
 #[cfg(test)]
@@ -61,11 +65,19 @@ mod tests {
 
     #[test]
     fn a_chunk_is_decoded_with_its_frames() {
-        let chunk = StackChunk { kind: RecordKind::Stack as u32, count: 2, total: 2, ..StackChunk::default() };
+        let chunk = StackChunk {
+            kind: RecordKind::Stack as u32,
+            count: 2,
+            total: 2,
+            ..StackChunk::default()
+        };
         let frames = [Frame::new(1, 16, 32, 48), Frame::new(2, 0, 0, 64)];
         let mut bytes = bytemuck::bytes_of(&chunk).to_vec();
         bytes.extend(bytemuck::cast_slice(&frames));
-        assert_eq!(Record::decode(&bytes), Some(Record::Stack(chunk, frames.to_vec())));
+        assert_eq!(
+            Record::decode(&bytes),
+            Some(Record::Stack(chunk, frames.to_vec()))
+        );
         for len in 0..bytes.len() {
             assert_eq!(Record::decode(&bytes[..len]), None);
         }

@@ -41,7 +41,13 @@ impl StackTable {
     /// A table that holds about `budget` frames (24 bytes each).
     #[must_use]
     pub fn new(budget: usize) -> Self {
-        Self { stacks: HashMap::new(), partial: HashMap::new(), frames: 0, budget, clock: 0 }
+        Self {
+            stacks: HashMap::new(),
+            partial: HashMap::new(),
+            frames: 0,
+            budget,
+            clock: 0,
+        }
     }
 
     /// Takes a chunk. `true` when it completes its stack.
@@ -66,8 +72,18 @@ impl StackTable {
         }
         self.clock += 1;
         self.frames += so_far.len();
-        let stack = Stack { tgid: chunk.tgid, flags: chunk.flags, frames: so_far.into() };
-        if let Some(old) = self.stacks.insert(chunk.stack, Entry { stack, used: self.clock }) {
+        let stack = Stack {
+            tgid: chunk.tgid,
+            flags: chunk.flags,
+            frames: so_far.into(),
+        };
+        if let Some(old) = self.stacks.insert(
+            chunk.stack,
+            Entry {
+                stack,
+                used: self.clock,
+            },
+        ) {
             self.frames -= old.stack.frames.len();
         }
         true
@@ -93,8 +109,11 @@ impl StackTable {
         if self.frames <= self.budget {
             return Vec::new();
         }
-        let mut by_age: Vec<(u64, u64)> =
-            self.stacks.iter().map(|(&id, entry)| (entry.used, id)).collect();
+        let mut by_age: Vec<(u64, u64)> = self
+            .stacks
+            .iter()
+            .map(|(&id, entry)| (entry.used, id))
+            .collect();
         by_age.sort_unstable();
         let mut gone = Vec::new();
         for (_, id) in by_age {
@@ -133,8 +152,17 @@ mod tests {
     use super::*;
 
     fn chunk(stack: u64, first: u32, count: u32, total: u32) -> (StackChunk, Vec<Frame>) {
-        let head = StackChunk { tgid: 7, stack, first, count, total, ..StackChunk::default() };
-        let frames = (first..first + count).map(|n| Frame::new(1, u64::from(n), 0, 0)).collect();
+        let head = StackChunk {
+            tgid: 7,
+            stack,
+            first,
+            count,
+            total,
+            ..StackChunk::default()
+        };
+        let frames = (first..first + count)
+            .map(|n| Frame::new(1, u64::from(n), 0, 0))
+            .collect();
         (head, frames)
     }
 
@@ -151,7 +179,10 @@ mod tests {
         assert!(add(&mut table, 5, 2, 1, 3));
         let stack = table.get(5).unwrap();
         assert_eq!(stack.tgid, 7);
-        assert_eq!(stack.frames.iter().map(Frame::iseq).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(
+            stack.frames.iter().map(Frame::iseq).collect::<Vec<_>>(),
+            [0, 1, 2]
+        );
     }
 
     #[test]

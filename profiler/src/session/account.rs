@@ -40,15 +40,35 @@ impl Account {
         use CounterKind::Account as Fact;
         use CounterKind::Loss;
         let of = |counter| counters.get(counter);
-        metadata.count("samples due", Fact, of(Counter::Hit) - self.own.min(of(Counter::Hit)));
-        metadata.count("samples taken", Fact, self.with_frames + self.without_frames);
+        metadata.count(
+            "samples due",
+            Fact,
+            of(Counter::Hit) - self.own.min(of(Counter::Hit)),
+        );
+        metadata.count(
+            "samples taken",
+            Fact,
+            self.with_frames + self.without_frames,
+        );
         metadata.count("samples lost, ring full", Loss, of(Counter::LostSample));
         metadata.count("samples lost, frames unknown", Loss, self.lost_frames);
-        metadata.count("process events lost", Loss, of(Counter::LostEvent) + of(Counter::LostChild));
+        metadata.count(
+            "process events lost",
+            Loss,
+            of(Counter::LostEvent) + of(Counter::LostChild),
+        );
         metadata.count("stacks cut, too deep", Loss, of(Counter::Truncated));
         metadata.count("stacks cut, memory unreadable", Loss, of(Counter::Fault));
-        metadata.count("stacks with an unknown frame", Loss, of(Counter::UnknownFrame));
-        metadata.count("stacks with a method not found", Loss, of(Counter::SearchCut));
+        metadata.count(
+            "stacks with an unknown frame",
+            Loss,
+            of(Counter::UnknownFrame),
+        );
+        metadata.count(
+            "stacks with a method not found",
+            Loss,
+            of(Counter::SearchCut),
+        );
         metadata.count("unreadable Ruby stacks", Loss, of(Counter::BadContext));
         metadata.count("samples without Ruby code", Fact, of(Counter::NoContext));
         metadata.count("samples while Ruby started", Fact, of(Counter::Pending));

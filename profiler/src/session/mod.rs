@@ -15,7 +15,7 @@ pub mod process;
 
 use std::collections::HashMap;
 use std::collections::HashSet;
-use std::os::fd::RawFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
@@ -33,6 +33,7 @@ use crate::kernel;
 use crate::kernel::Counters;
 use crate::kernel::Kernel;
 use crate::kernel::KernelError;
+use crate::memory::OpenError;
 use crate::profile::Labels;
 use crate::profile::LabelsId;
 use crate::profile::LocationId;
@@ -155,7 +156,9 @@ impl Session {
     /// Names a process that [`Session::spawning`] started as what the
     /// recording is about.
     pub fn name_started(&mut self, pid: u32, command: &str) {
-        self.processes.entry(pid).or_insert_with(|| Process::pending(Instant::now()));
+        self.processes
+            .entry(pid)
+            .or_insert_with(|| Process::pending(Instant::now()));
         self.profile.metadata.pids.push(pid);
         command.clone_into(&mut self.profile.metadata.command);
     }
@@ -196,10 +199,13 @@ impl Session {
         Ok(())
     }
 
-    /// Becomes readable when there is something that should not wait.
-    #[must_use]
-    pub fn wakeup_fd(&self) -> RawFd {
-        self.kernel.wakeup_fd()
+    /// A descriptor that becomes readable when there is something that should
+    /// not wait.
+    ///
+    /// # Errors
+    /// [`KernelError`] when this process has no descriptor left.
+    pub fn wakeup(&self) -> Result<OwnedFd, KernelError> {
+        self.kernel.wakeup()
     }
 
     /// Whether any target is left.
@@ -268,7 +274,8 @@ impl Session {
                 Record::Exec(event) => {
                     self.flush();
                     self.forget_stacks(event.tgid);
-                    self.processes.insert(event.tgid, Process::pending(Instant::now()));
+                    self.processes
+                        .insert(event.tgid, Process::pending(Instant::now()));
                 }
                 Record::Exit(event) => {
                     self.flush();
@@ -306,7 +313,10 @@ impl Session {
             .kernel
             .thread_pointers(pid)?
             .into_iter()
-            .map(|thread| ThreadPointer { tid: thread.tid, value: thread.pointer })
+            .map(|thread| ThreadPointer {
+                tid: thread.tid,
+                value: thread.pointer,
+            })
             .collect();
         Ok(crate::targets::attach(pid, &threads)?)
     }
@@ -325,8 +335,12 @@ impl Session {
                 metadata.warnings.push(warning.clone());
             }
         }
-        let entry = ProcessEntry { state: state::READY, ..target.entry };
-        let process = Process::ready(target)?;
+        let entry = ProcessEntry {
+            state: state::READY,
+            ..target.entry
+        };
+        let process =
+            Process::ready(target).map_err(|error| SessionError::Memory { pid, error })?;
         self.kernel.set_process(pid, &entry)?;
         self.processes.insert(pid, process);
         Ok(())
@@ -342,8 +356,14 @@ impl Session {
             .collect();
         for pid in due {
             match self.find_ruby(pid) {
-                Ok(target) => self.take_target(pid, target)?,
-                Err(SessionError::Kernel(error)) => return Err(error.into()),
+                Ok(target) => match self.take_target(pid, target) {
+                    // It ended just now.
+                    Err(SessionError::Memory { .. }) => self.end_process(pid),
+                    other => other?,
+                },
+                Err(error @ (SessionError::Kernel(_) | SessionError::Memory { .. })) => {
+                    return Err(error);
+                }
                 Err(SessionError::Attach(AttachError::NotReady { .. })) => {}
                 Err(SessionError::Attach(AttachError::Gone { .. })) => self.end_process(pid),
                 Err(SessionError::Attach(error)) => {
@@ -363,7 +383,10 @@ impl Session {
 
     /// A process that is a target by descent runs no Ruby that can be walked.
     fn give_up_on(&mut self, pid: u32, error: &AttachError) -> Result<(), SessionError> {
-        let entry = ProcessEntry { state: state::NOT_RUBY, ..ProcessEntry::default() };
+        let entry = ProcessEntry {
+            state: state::NOT_RUBY,
+            ..ProcessEntry::default()
+        };
         self.kernel.set_process(pid, &entry)?;
         if let Some(process) = self.processes.get_mut(&pid) {
             process.readiness = Readiness::NotRuby;
@@ -420,7 +443,10 @@ impl Session {
                 && seen.insert(sample.stack)
                 && let Some(stack) = self.stacks.get(sample.stack)
             {
-                frames.entry(sample.tgid).or_default().extend(stack.frames.iter().copied());
+                frames
+                    .entry(sample.tgid)
+                    .or_default()
+                    .extend(stack.frames.iter().copied());
             }
         }
         for (pid, frames) in frames {
@@ -461,16 +487,21 @@ impl Session {
                 self.resolved.clear();
                 process.resolve(&stack.frames, &mut self.resolved);
                 if let Some(observer) = &mut self.observer {
-                    observer(&Observed { sample, frames: &self.resolved });
+                    observer(&Observed {
+                        sample,
+                        frames: &self.resolved,
+                    });
                 }
                 self.locations.clear();
                 for resolved in &self.resolved {
                     let function = self.profile.intern_function(&resolved.function);
-                    self.locations.push(self.profile.intern_location(function, resolved.line));
+                    self.locations
+                        .push(self.profile.intern_location(function, resolved.line));
                 }
                 if let Some(marker) = markers::for_cut_end(stack.flags) {
                     let function = self.profile.intern_function(&marker);
-                    self.locations.push(self.profile.intern_location(function, 0));
+                    self.locations
+                        .push(self.profile.intern_location(function, 0));
                 }
                 let id = self.profile.intern_stack(&self.locations);
                 process.remember_stack(sample.stack, id);
@@ -508,14 +539,19 @@ impl Session {
 
 /// The kernel's name of a thread, as text.
 fn comm_text(comm: &[u8; 16]) -> String {
-    let len = comm.iter().position(|&byte| byte == 0).unwrap_or(comm.len());
+    let len = comm
+        .iter()
+        .position(|&byte| byte == 0)
+        .unwrap_or(comm.len());
     String::from_utf8_lossy(comm.get(..len).unwrap_or(comm)).into_owned()
 }
 
 fn unix_ns() -> u64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+        .map_or(0, |since| {
+            u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+        })
 }
 
 /// Why a recording cannot begin or go on.
@@ -523,6 +559,13 @@ fn unix_ns() -> u64 {
 pub enum SessionError {
     /// A target cannot be profiled.
     Attach(AttachError),
+    /// The memory of a target cannot be read.
+    Memory {
+        /// The target.
+        pid: u32,
+        /// What the system said.
+        error: OpenError,
+    },
     /// The kernel half cannot be used.
     Kernel(KernelError),
 }
@@ -531,6 +574,7 @@ impl std::fmt::Display for SessionError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Attach(error) => error.fmt(f),
+            Self::Memory { pid, error } => write!(f, "process {pid}: {error}"),
             Self::Kernel(error) => error.fmt(f),
         }
     }

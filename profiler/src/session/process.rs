@@ -9,12 +9,12 @@ use rbprof_common::layout::Layout;
 use rbprof_common::layout::Version;
 use rbprof_common::wire::Frame;
 
+use crate::memory::OpenError;
 use crate::memory::PinnedProcess;
 use crate::memory::ProcessMemory;
 use crate::profile::StackId;
 use crate::symbolize::Resolved;
 use crate::symbolize::RubyNames;
-use crate::targets::AttachError;
 use crate::targets::Target;
 
 /// Shortest time between two looks at a process that is not ready.
@@ -67,16 +67,27 @@ impl Process {
     /// A process whose Ruby has not been found yet.
     #[must_use]
     pub const fn pending(now: Instant) -> Self {
-        Self { readiness: Readiness::Pending { since: now, looked: None }, ran: false }
+        Self {
+            readiness: Readiness::Pending {
+                since: now,
+                looked: None,
+            },
+            ran: false,
+        }
     }
 
     /// A process with a known Ruby.
     ///
     /// # Errors
-    /// [`AttachError`] when its memory cannot be read.
-    pub fn ready(target: Target) -> Result<Self, AttachError> {
-        let layout = target.ruby.layout.layout();
-        Ok(Self::with_ruby(target.memory, layout, target.ruby.version, target.global_symbols))
+    /// [`OpenError`] when its memory cannot be read.
+    pub fn ready(target: Target) -> Result<Self, OpenError> {
+        let memory = ProcessMemory::open(target.process)?;
+        Ok(Self::with_ruby(
+            memory,
+            target.ruby.layout,
+            target.ruby.version,
+            target.global_symbols,
+        ))
     }
 
     fn with_ruby(
@@ -108,7 +119,12 @@ impl Process {
             return None;
         };
         let memory = ProcessMemory::open(Arc::new(PinnedProcess::open(child).ok()?)).ok()?;
-        Some(Self::with_ruby(memory, ruby.layout, ruby.version, ruby.global_symbols))
+        Some(Self::with_ruby(
+            memory,
+            ruby.layout,
+            ruby.version,
+            ruby.global_symbols,
+        ))
     }
 
     /// Whether the process still exists.
