@@ -44,9 +44,13 @@ pub(super) fn build(packages: &Packages, place: &Path) -> Result<()> {
     let (Some(suite), log) = (packages.suites.first(), place.join("build.log")) else {
         bail!("a root file system is of some suite");
     };
+    let settings = place.join("apt.conf");
+    std::fs::write(&settings, transport_settings()?)
+        .with_context(|| format!("writing {}", settings.display()))?;
     let mut mmdebstrap = Command::new("mmdebstrap");
     mmdebstrap
         .arg("--variant=extract")
+        .arg(format!("--aptopt={}", settings.display()))
         .arg(format!("--include={}", packages.include.join(",")))
         .arg(format!("--keyring={keyring}"))
         .arg(suite)
@@ -59,6 +63,24 @@ pub(super) fn build(packages: &Packages, place: &Path) -> Result<()> {
         );
     cmd::logged(&mut mmdebstrap, &log)?;
     complete(&root)
+}
+
+/// How this machine's apt fetches, as apt's configuration text: proxies,
+/// certificates, whether a mirror may be out of date. mmdebstrap reads none of
+/// the machine's configuration by itself.
+fn transport_settings() -> Result<String> {
+    Ok(acquire_settings(&cmd::output(
+        Command::new("apt-config").arg("dump"),
+    )?))
+}
+
+/// `dump`: what `apt-config dump` prints. Which indexes to fetch is another
+/// matter than how.
+fn acquire_settings(dump: &str) -> String {
+    dump.lines()
+        .filter(|line| line.starts_with("Acquire::") && !line.starts_with("Acquire::IndexTargets"))
+        .map(|line| format!("{line}\n"))
+        .collect()
 }
 
 /// Adds what Debian's own installation would make by scripts.
@@ -261,6 +283,16 @@ mod tests {
         assert_eq!(
             debian_address("Vendor\tVendor\thttp://a.example/apt/\n"),
             None
+        );
+    }
+
+    #[test]
+    fn only_settings_of_the_transport_are_passed_on() {
+        let dump = "APT \"\";\nAPT::Architecture \"amd64\";\nAcquire \"\";\n\
+                    Acquire::IndexTargets \"\";\nAcquire::http::Proxy \"http://p\";\n";
+        assert_eq!(
+            acquire_settings(dump),
+            "Acquire::http::Proxy \"http://p\";\n"
         );
     }
 

@@ -319,7 +319,7 @@ mod tests {
             .map(|arg| arg.to_string_lossy().into_owned())
             .collect();
         assert_eq!(
-            args[5..],
+            args[6..],
             [
                 "/r",
                 env!("CARGO_MANIFEST_DIR"),
