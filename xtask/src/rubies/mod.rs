@@ -131,6 +131,14 @@ pub fn find(name: &str) -> Result<Installed> {
     Ok(installed(recipe, &entry))
 }
 
+/// The names of the interpreters that the tests need.
+pub fn needed() -> impl Iterator<Item = &'static str> {
+    RECIPES
+        .iter()
+        .filter(|recipe| recipe.needed)
+        .map(|recipe| recipe.name)
+}
+
 /// Fetches or builds those interpreters, or, if none is named, those that the
 /// tests need, and says what it does.
 ///
