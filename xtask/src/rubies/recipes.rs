@@ -160,7 +160,7 @@ const EXPORT_PROTECTED: &[Edit] = export_edits!(" __attribute__((visibility(\"pr
 const RUBY_3_3_8: Source = Source {
     package: "ruby3.3",
     suite: "trixie",
-    sha256: "e1e1233ad275b7623a05edf23a01192626d1da454bdfe353a28a87acd8ef015c",
+    sha256: "e2e1233ad275b7623a05edf23a01192626d1da454bdfe353a28a87acd8ef015c",
     edits: &[],
     configure: SHARED,
     exports: Exports::Stock,

@@ -36,6 +36,7 @@ pub(super) fn build(version: &str, source: &Source, place: &Path, entry: &Path) 
     let staged = place.join("staged");
     let log = place.join("build.log");
     unpack(&debian::tarball(version, source)?, &tree)?;
+    leave_out_bundled_gems(&tree)?;
     edits::apply(source.edits, &tree)?;
 
     let prefix_arg = format!("--prefix={}", prefix(entry).display());
@@ -82,6 +83,13 @@ fn unpack(tarball: &Path, tree: &Path) -> Result<()> {
         .arg(tree)
         .arg("--strip-components=1");
     cmd::output(&mut tar).map(drop)
+}
+
+/// Debian's tarballs lack the gems that upstream's bundle, and the installation
+/// would fetch them; it takes an empty list as well.
+fn leave_out_bundled_gems(tree: &Path) -> Result<()> {
+    let list = tree.join("gems/bundled_gems");
+    std::fs::write(&list, "").with_context(|| format!("emptying {}", list.display()))
 }
 
 /// A command in the source tree, without settings that would change the build.
