@@ -1,2 +1,61 @@
-//! What a developer of rbprof runs.
-fn main() {}
+//! What a developer of rbprof runs: `cargo xtask setup | rubies | test | demo`.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::Subcommand;
+
+use xtask::demo;
+use xtask::rubies;
+use xtask::setup;
+use xtask::test;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install what building and testing need and this machine lacks.
+    ///
+    /// Without root, prints what to install and exits with status 1 if anything
+    /// is missing.
+    Setup,
+    /// Fetch or build the Rubies that the integration tests profile.
+    ///
+    /// They are kept in $RBPROF_CACHE, by default ~/.cache/rbprof.
+    Rubies {
+        /// Say what there is and what is cached, and build nothing.
+        #[arg(long)]
+        list: bool,
+        /// Which ones [default: those that the tests need].
+        names: Vec<String>,
+    },
+    /// Run everything that continuous integration runs.
+    Test {
+        /// Run only the tests whose name contains this, and no lints.
+        filter: Option<String>,
+    },
+    /// Profile a bundled Ruby program for five seconds and show the result.
+    Demo,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().task {
+        Task::Setup => setup::run(),
+        Task::Rubies { list: true, names } => rubies::list(&names),
+        Task::Rubies { list: false, names } => rubies::provide(&names),
+        Task::Test { filter } => test::run(filter.as_deref()),
+        Task::Demo => demo::run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

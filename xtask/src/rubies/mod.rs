@@ -1,0 +1,339 @@
+//! `cargo xtask rubies`: real Ruby interpreters to profile, from Debian's own
+//! packages and built from Debian's source packages, cached outside the tree.
+//!
+//! Tests start one with [`find`] and [`Installed::command`] or
+//! [`Installed::script`].
+
+mod debian;
+mod edits;
+mod recipes;
+mod source;
+
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Context;
+use anyhow::Result;
+use anyhow::bail;
+
+pub use recipes::Recipe;
+
+use crate::cache;
+use crate::cmd;
+use recipes::Origin;
+use recipes::RECIPES;
+
+/// The file in an entry that says what it was made by.
+const RECIPE_FILE: &str = "recipe.txt";
+/// The folder in a root file system where [`Installed::script`] shows the
+/// script's folder.
+const WORKLOAD: &str = "workload";
+
+/// An interpreter that is there and can be started.
+#[derive(Clone, Debug)]
+pub struct Installed {
+    /// The recipe's name, such as `source-3.3.8-protected`.
+    pub name: &'static str,
+    /// What the interpreter calls `RUBY_VERSION`.
+    pub version: &'static str,
+    /// The root file system that it must be started in, if it has its own.
+    /// Starting it then needs root.
+    pub root: Option<PathBuf>,
+    /// The interpreter's file: inside `root` if there is one, and absolute in
+    /// either case.
+    pub ruby: PathBuf,
+}
+
+impl Installed {
+    /// A command that starts the interpreter; add its arguments.
+    ///
+    /// The started process *is* the interpreter: the child's id is the one to
+    /// profile. One with a root file system runs chrooted in a mount namespace
+    /// of its own, with `/proc`, so that it sees no file of the host.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        self.start(None)
+    }
+
+    /// A command that runs a script of the host; add the script's arguments.
+    ///
+    /// For an interpreter with a root file system, the script's folder appears
+    /// there as `/workload`, and that is where the script finds itself.
+    ///
+    /// # Errors
+    /// If `script` does not exist.
+    pub fn script(&self, script: &Path) -> Result<Command> {
+        let script = script
+            .canonicalize()
+            .with_context(|| format!("the script {}", script.display()))?;
+        let (Some(dir), Some(file)) = (script.parent(), script.file_name()) else {
+            bail!("{} is not a file", script.display());
+        };
+        let mut command = self.start(Some(dir));
+        match self.root {
+            Some(_) => command.arg(Path::new("/").join(WORKLOAD).join(file)),
+            None => command.arg(&script),
+        };
+        Ok(command)
+    }
+
+    fn start(&self, workload: Option<&Path>) -> Command {
+        // Every program here replaces itself by the next, so the process id
+        // stays. `unshare` makes the new namespace's mounts private.
+        const IN_ROOT: &str = r#"
+            root=$1 workload=$2 ruby=$3; shift 3
+            mount -t proc proc "$root/proc" &&
+            { [ -z "$workload" ] || mount --bind "$workload" "$root/workload"; } &&
+            cd "$root" && exec chroot "$root" "$ruby" "$@""#;
+        let mut command = match &self.root {
+            Some(root) => {
+                let mut command = Command::new("unshare");
+                command.args(["--mount", "--", "sh", "-c", IN_ROOT, "sh"]);
+                command
+                    .arg(root)
+                    .arg(workload.unwrap_or(Path::new("")))
+                    .arg(&self.ruby);
+                command
+            }
+            None => Command::new(&self.ruby),
+        };
+        // Settings of the developer's own Ruby are not for this one.
+        for variable in [
+            "RUBYOPT",
+            "RUBYLIB",
+            "GEM_HOME",
+            "GEM_PATH",
+            "BUNDLE_GEMFILE",
+        ] {
+            command.env_remove(variable);
+        }
+        command
+    }
+
+    /// The interpreter's own idea of its version.
+    fn reported_version(&self) -> Result<String> {
+        cmd::output(self.command().args(["-e", "print RUBY_VERSION"]))
+    }
+}
+
+/// The interpreter of that name, from the cache.
+///
+/// # Errors
+/// If no recipe has the name, or the interpreter has not been provided yet.
+pub fn find(name: &str) -> Result<Installed> {
+    let recipe = recipe(name)?;
+    let entry = entry(recipe)?;
+    if !entry.exists() {
+        bail!("Ruby {name} is not there: run `cargo xtask rubies {name}`");
+    }
+    Ok(installed(recipe, &entry))
+}
+
+/// The names of the interpreters that the tests need.
+pub fn needed() -> impl Iterator<Item = &'static str> {
+    RECIPES
+        .iter()
+        .filter(|recipe| recipe.needed)
+        .map(|recipe| recipe.name)
+}
+
+/// Fetches or builds those interpreters, or, if none is named, those that the
+/// tests need, and says what it does.
+///
+/// One that fails does not stop the others.
+///
+/// # Errors
+/// If a name is unknown, or one of them cannot be had.
+pub fn provide(names: &[String]) -> Result<()> {
+    let mut failed = Vec::new();
+    for recipe in selected(names)? {
+        if let Err(error) = provide_one(recipe) {
+            eprintln!("  {}: {error:#}", recipe.name);
+            failed.push(recipe.name);
+        }
+    }
+    if !failed.is_empty() {
+        bail!("not provided: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+/// Prints what there is: name, whether the tests need it, whether it is cached
+/// and where, and what it is.
+///
+/// # Errors
+/// If a name is unknown or the cache's place is.
+pub fn list(names: &[String]) -> Result<()> {
+    let recipes: Vec<&Recipe> = if names.is_empty() {
+        RECIPES.iter().collect()
+    } else {
+        selected(names)?
+    };
+    for recipe in recipes {
+        let entry = entry(recipe)?;
+        let need = if recipe.needed { "needed" } else { "extra" };
+        let state = if entry.exists() {
+            entry.display().to_string()
+        } else {
+            "not cached".to_owned()
+        };
+        println!(
+            "{:24} {need:6}  {state}\n{:24} {}",
+            recipe.name,
+            "",
+            recipe.about()
+        );
+    }
+    Ok(())
+}
+
+fn selected(names: &[String]) -> Result<Vec<&'static Recipe>> {
+    if names.is_empty() {
+        return Ok(RECIPES.iter().filter(|recipe| recipe.needed).collect());
+    }
+    names.iter().map(|name| recipe(name)).collect()
+}
+
+fn recipe(name: &str) -> Result<&'static Recipe> {
+    RECIPES
+        .iter()
+        .find(|recipe| recipe.name == name)
+        .with_context(|| {
+            let known: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
+            format!("no Ruby is called {name}; there are {}", known.join(", "))
+        })
+}
+
+/// Where the recipe's result is, or will be.
+///
+/// The folder's name carries a hash of the recipe, so that a changed recipe
+/// never finds an old result, and of the folder's own place, which a built Ruby
+/// has compiled into it.
+fn entry(recipe: &Recipe) -> Result<PathBuf> {
+    let dir = cache::dir()?.join("rubies");
+    let key = cache::sha256(format!("{}\n{}", recipe.text(), dir.display()).as_bytes());
+    let short: String = key.chars().take(12).collect();
+    Ok(dir.join(format!("{}-{short}", recipe.name)))
+}
+
+fn installed(recipe: &Recipe, entry: &Path) -> Installed {
+    let (root, ruby) = match &recipe.origin {
+        Origin::Packages(packages) => (Some(debian::root(entry)), PathBuf::from(packages.ruby)),
+        Origin::Source(_) => (None, source::prefix(entry).join("bin/ruby")),
+    };
+    Installed {
+        name: recipe.name,
+        version: recipe.version,
+        root,
+        ruby,
+    }
+}
+
+fn provide_one(recipe: &Recipe) -> Result<()> {
+    let start = Instant::now();
+    let entry = entry(recipe)?;
+    if entry.exists() {
+        println!("  {}: already there ({})", recipe.name, entry.display());
+        return Ok(());
+    }
+    println!("  {}: {}", recipe.name, recipe.about());
+    cache::entry(&entry, |place| {
+        std::fs::write(place.join(RECIPE_FILE), recipe.text())?;
+        match &recipe.origin {
+            Origin::Packages(packages) => debian::build(packages, place),
+            Origin::Source(source) => source::build(recipe.version, source, place, &entry),
+        }
+    })?;
+    // Only now is a built Ruby where it believes itself to be.
+    check(&installed(recipe, &entry)).or_else(|error| cache::discard(&entry).and(Err(error)))?;
+    println!(
+        "  {}: done in {:.0} s ({})",
+        recipe.name,
+        start.elapsed().as_secs_f64(),
+        entry.display()
+    );
+    Ok(())
+}
+
+fn check(installed: &Installed) -> Result<()> {
+    let version = installed.reported_version()?;
+    if version != installed.version {
+        bail!("calls itself Ruby {version}, not {}", installed.version);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
+        let error = find("source-1.8.7").unwrap_err().to_string();
+        assert!(
+            error.contains("source-1.8.7") && error.contains("debian-3.1.2"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_changed_recipe_has_another_place() {
+        let mut places: Vec<PathBuf> = RECIPES
+            .iter()
+            .map(|recipe| entry(recipe).unwrap())
+            .collect();
+        let Origin::Source(source) = &recipe("source-3.3.8").unwrap().origin else {
+            panic!()
+        };
+        let changed = Recipe {
+            origin: Origin::Source(recipes::Source {
+                configure: &["--disable-yjit"],
+                ..*source
+            }),
+            ..*recipe("source-3.3.8").unwrap()
+        };
+        places.push(entry(&changed).unwrap());
+        let count = places.len();
+        places.sort();
+        places.dedup();
+        assert_eq!(places.len(), count);
+    }
+
+    #[test]
+    fn a_ruby_of_the_host_is_started_directly() {
+        let ruby = Installed {
+            name: "x",
+            version: "3.3.8",
+            root: None,
+            ruby: "/opt/ruby".into(),
+        };
+        assert_eq!(cmd::describe(ruby.command().arg("-v")), "/opt/ruby -v");
+    }
+
+    #[test]
+    fn a_script_is_found_inside_the_root_file_system() {
+        let ruby = Installed {
+            name: "x",
+            version: "3.1.2",
+            root: Some("/r".into()),
+            ruby: "/usr/bin/ruby".into(),
+        };
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        let command = ruby.script(&script).unwrap();
+        let args: Vec<_> = command
+            .get_args()
+            .map(|arg| arg.to_string_lossy().into_owned())
+            .collect();
+        assert_eq!(
+            args[6..],
+            [
+                "/r",
+                env!("CARGO_MANIFEST_DIR"),
+                "/usr/bin/ruby",
+                "/workload/Cargo.toml"
+            ]
+        );
+    }
+}

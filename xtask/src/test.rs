@@ -1,0 +1,128 @@
+//! `cargo xtask test`: everything that continuous integration runs.
+
+use std::process::Command;
+use std::time::Duration;
+use std::time::Instant;
+
+use anyhow::Result;
+use anyhow::bail;
+
+use crate::cmd;
+use crate::machine;
+use crate::rubies;
+use crate::setup;
+use crate::workspace;
+
+/// The package of the integration tests.
+const LIVE_TESTS: &str = "rbprof-tests";
+
+/// What became of one stage.
+struct Outcome {
+    name: &'static str,
+    result: Result<()>,
+    took: Duration,
+}
+
+/// Runs all stages, also after one has failed, and sums up at the end. With a
+/// filter: only the tests whose name contains it, and no lints.
+///
+/// # Errors
+/// If a stage failed.
+pub fn run(filter: Option<&str>) -> Result<()> {
+    let mut outcomes = vec![
+        stage("setup", setup::run),
+        stage("machine", || {
+            machine::prepare();
+            Ok(())
+        }),
+        stage("rubies", || rubies::provide(&[])),
+    ];
+    if filter.is_none() {
+        outcomes.extend([
+            stage("format", || {
+                cmd::run(cargo(&["fmt", "--all", "--check"])?.env_remove("RUSTFLAGS"))
+            }),
+            stage("clippy", || {
+                cmd::run(&mut cargo(&[
+                    "clippy",
+                    "--workspace",
+                    "--all-targets",
+                    "--",
+                    "-D",
+                    "warnings",
+                ])?)
+            }),
+            stage("docs", || {
+                let mut doc = cargo(&["doc", "--workspace", "--no-deps"])?;
+                cmd::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
+            }),
+        ]);
+    }
+    outcomes.extend([
+        stage("unit tests", || {
+            let mut test = cargo(&["test", "--workspace", "--exclude", LIVE_TESTS])?;
+            cmd::run(test.args(filter))
+        }),
+        // Recordings of processes disturb each other, so one at a time.
+        stage("integration tests", || {
+            let mut test = cargo(&["test", "--package", LIVE_TESTS])?;
+            cmd::run(test.args(filter).args(["--", "--test-threads=1"]))
+        }),
+    ]);
+    sum_up(&outcomes)
+}
+
+/// Cargo with the environment that the eBPF build needs here.
+fn cargo(args: &[&str]) -> Result<Command> {
+    let mut cargo = workspace::cargo();
+    cargo.args(args);
+    if let Some(ebpf_cargo) = setup::rust_src::environment()? {
+        cargo.env(setup::rust_src::EBPF_CARGO, ebpf_cargo);
+    }
+    Ok(cargo)
+}
+
+fn stage(name: &'static str, work: impl FnOnce() -> Result<()>) -> Outcome {
+    println!("== {name}");
+    let start = Instant::now();
+    let result = work();
+    if let Err(error) = &result {
+        eprintln!("{name} failed: {error:#}");
+    }
+    Outcome {
+        name,
+        result,
+        took: start.elapsed(),
+    }
+}
+
+fn sum_up(outcomes: &[Outcome]) -> Result<()> {
+    println!("== summary");
+    for Outcome { name, result, took } in outcomes {
+        let word = if result.is_ok() { "ok" } else { "FAILED" };
+        println!("  {name:18} {word:6} {:7.1} s", took.as_secs_f64());
+    }
+    let failed: Vec<&str> = outcomes
+        .iter()
+        .filter(|outcome| outcome.result.is_err())
+        .map(|outcome| outcome.name)
+        .collect();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_failed_stage_fails_the_run_and_is_named() {
+        let good = || stage("good", || Ok(()));
+        let bad = stage("bad", || bail!("no"));
+        assert!(sum_up(&[good(), good()]).is_ok());
+        let error = sum_up(&[good(), bad, good()]).unwrap_err().to_string();
+        assert_eq!(error, "failed: bad");
+    }
+}
