@@ -163,7 +163,7 @@ impl RubyWalk {
             Err(Fault) => {
                 // The frame itself is real; only whose method it is in is not
                 // known.
-                self.flags |= sample_flags::FAULT;
+                self.flags |= sample_flags::SEARCH_CUT;
                 self.tag |= frame_attr::SEARCH_CUT;
                 self.finish_frame(0, sink)
             }
@@ -326,7 +326,7 @@ impl RubyWalk {
         scratch: &mut Scratch,
     ) -> Result<[u64; 3], Fault> {
         let low = ep.wrapping_sub(fixed::ENV_ME_CREF);
-        if low < self.stack || ep >= self.limit || ep & 7 != 0 {
+        if low < self.stack || low >= self.limit || ep >= self.limit || ep & 7 != 0 {
             // Escaped to the heap (or nonsense, which then does not read).
             self.reads += 1;
             return memory.words3(low);

@@ -149,11 +149,9 @@ impl<'a> Btf<'a> {
         })?;
         let mut at = *start as usize;
         let mut total: u32 = 0;
-        let mut depth = 0;
         for (step, member) in path.iter().enumerate() {
-            let (offset, type_id) = self.member(at, member, depth)?;
+            let (offset, type_id) = self.member(at, member, 0)?;
             total = total.checked_add(offset)?;
-            depth += 1;
             if step + 1 < path.len() {
                 at = self.resolve(type_id)?;
             }

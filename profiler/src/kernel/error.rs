@@ -99,6 +99,7 @@ impl KernelError {
         }
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "for use with `map_err`")]
     pub(super) fn map(error: aya::maps::MapError) -> Self {
         Self::from_error("using a BPF map", &error, false)
     }

@@ -24,6 +24,8 @@ pub struct Account {
     /// Times that names had to be read again because what they were read from
     /// had changed.
     pub renamed: u64,
+    /// Samples with a method that was replaced around the time of the sample.
+    pub replaced: u64,
     /// Children that targets forked.
     pub forks: u64,
 }
@@ -73,6 +75,11 @@ impl Account {
         metadata.count("samples without Ruby code", Fact, of(Counter::NoContext));
         metadata.count("samples while Ruby started", Fact, of(Counter::Pending));
         metadata.count("samples outside Ruby", Fact, of(Counter::NotRuby));
+        metadata.count(
+            "samples with a method replaced meanwhile",
+            Loss,
+            self.replaced,
+        );
         metadata.count("names read again", Fact, self.renamed);
         metadata.count("records not understood", Loss, self.unknown_records);
     }

@@ -36,6 +36,13 @@ pub fn for_cut_end(flags: u32) -> Option<Arc<Function>> {
     }
 }
 
+/// The frame of a method that was replaced by another at the same place in
+/// memory, at some time around the sample.
+#[must_use]
+pub fn replaced() -> Arc<Function> {
+    marker("(method replaced meanwhile)")
+}
+
 fn marker(label: &str) -> Arc<Function> {
     let label: Arc<str> = label.into();
     Arc::new(Function {

@@ -27,6 +27,7 @@ use rbprof_common::wire::Sample;
 use rbprof_common::wire::sample_flags;
 
 use self::account::Account;
+use self::process::Known;
 use self::process::Process;
 use self::process::Readiness;
 use crate::kernel;
@@ -39,6 +40,7 @@ use crate::profile::LabelsId;
 use crate::profile::LocationId;
 use crate::profile::Metadata;
 use crate::profile::Profile;
+use crate::profile::StackId;
 use crate::samples::Record;
 use crate::samples::StackTable;
 use crate::symbolize::Resolved;
@@ -75,6 +77,11 @@ pub struct Session {
     observer: Option<Observer>,
     /// Samples that wait for the end of their batch.
     batch: Vec<Sample>,
+    /// Stacks whose frames came since the last poll.
+    fresh: HashSet<u64>,
+    /// Stacks whose samples in this batch are of one of two things; see
+    /// [`Session::between`].
+    replaced: HashMap<u64, StackId>,
     resolved: Vec<Resolved>,
     locations: Vec<LocationId>,
 }
@@ -112,6 +119,8 @@ impl Session {
             started: Instant::now(),
             observer: None,
             batch: Vec::new(),
+            fresh: HashSet::new(),
+            replaced: HashMap::new(),
             resolved: Vec::new(),
             locations: Vec::new(),
         })
@@ -260,7 +269,9 @@ impl Session {
         for record in records {
             match record {
                 Record::Stack(chunk, frames) => {
-                    self.stacks.add(&chunk, &frames);
+                    if self.stacks.add(&chunk, &frames) {
+                        self.fresh.insert(chunk.stack);
+                    }
                 }
                 // Ticks in rbprof itself while it started the target.
                 Record::Sample(sample) if sample.tgid == std::process::id() => {
@@ -284,6 +295,7 @@ impl Session {
             }
         }
         self.flush();
+        self.fresh.clear();
         self.look_again()?;
         for id in self.stacks.shrink() {
             self.kernel.forget_stack(id);
@@ -429,6 +441,7 @@ impl Session {
         for sample in &batch {
             self.count(sample);
         }
+        self.replaced.clear();
         self.batch = batch;
         self.batch.clear();
     }
@@ -482,16 +495,10 @@ impl Session {
         self.account.with_frames += 1;
         let known = process.stack_in_profile(sample.stack);
         let id = match known {
-            Some(id) if self.observer.is_none() => id,
+            Known::Now(id) if self.observer.is_none() => id,
             _ => {
                 self.resolved.clear();
                 process.resolve(&stack.frames, &mut self.resolved);
-                if let Some(observer) = &mut self.observer {
-                    observer(&Observed {
-                        sample,
-                        frames: &self.resolved,
-                    });
-                }
                 self.locations.clear();
                 for resolved in &self.resolved {
                     let function = self.profile.intern_function(&resolved.function);
@@ -505,13 +512,57 @@ impl Session {
                 }
                 let id = self.profile.intern_stack(&self.locations);
                 process.remember_stack(sample.stack, id);
+                if let Known::Before(before) = known
+                    && before != id
+                    && !self.fresh.contains(&sample.stack)
+                {
+                    let id = self.between(before);
+                    self.replaced.insert(sample.stack, id);
+                }
+                id
+            }
+        };
+        let id = match self.replaced.get(&sample.stack) {
+            Some(&id) => {
+                self.account.replaced += 1;
+                id
+            }
+            None => {
+                if let Some(observer) = &mut self.observer {
+                    observer(&Observed {
+                        sample,
+                        frames: &self.resolved,
+                    });
+                }
                 id
             }
         };
         self.profile.add(id, labels, 1);
     }
 
-    fn intern_marker(&mut self, marker: &Arc<crate::profile::Function>) -> crate::profile::StackId {
+    /// A stack that was one thing when its names were last checked and is
+    /// another now: its samples in between may be of either, so what differs
+    /// is shown as unknown. The new one is in `locations`.
+    fn between(&mut self, before: StackId) -> StackId {
+        let marker = markers::replaced();
+        let function = self.profile.intern_function(&marker);
+        let unknown = self.profile.intern_location(function, 0);
+        let before: Vec<LocationId> = self.profile.stack(before).collect();
+        // Outermost frames first: they are the ones that stay.
+        let mut merged: Vec<LocationId> = before
+            .iter()
+            .rev()
+            .zip(self.locations.iter().rev())
+            .map(|(old, new)| if old == new { *new } else { unknown })
+            .collect();
+        if before.len() != self.locations.len() {
+            merged.push(unknown);
+        }
+        merged.reverse();
+        self.profile.intern_stack(&merged)
+    }
+
+    fn intern_marker(&mut self, marker: &Arc<crate::profile::Function>) -> StackId {
         let function = self.profile.intern_function(marker);
         let location = self.profile.intern_location(function, 0);
         self.profile.intern_stack(&[location])

@@ -54,6 +54,17 @@ pub struct Ruby {
     generation: u64,
 }
 
+/// What is known of a stack of the kernel half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// Nothing.
+    No,
+    /// Its stack in the profile; all names were checked in this batch.
+    Now(StackId),
+    /// Its stack in the profile, before some name of the process changed.
+    Before(StackId),
+}
+
 /// A target process.
 #[derive(Debug)]
 pub struct Process {
@@ -179,15 +190,17 @@ impl Process {
         }
     }
 
-    /// The profile's stack for a stack of the kernel half, if it is known and
-    /// no name has changed since.
+    /// What is known of a stack of the kernel half.
     #[must_use]
-    pub fn stack_in_profile(&self, id: u64) -> Option<StackId> {
+    pub fn stack_in_profile(&self, id: u64) -> Known {
         let Readiness::Ready(ruby) = &self.readiness else {
-            return None;
+            return Known::No;
         };
-        let &(generation, stack) = ruby.stacks.get(&id)?;
-        (generation == ruby.generation).then_some(stack)
+        match ruby.stacks.get(&id) {
+            None => Known::No,
+            Some(&(generation, stack)) if generation == ruby.generation => Known::Now(stack),
+            Some(&(_, stack)) => Known::Before(stack),
+        }
     }
 
     /// Remembers the profile's stack for a stack of the kernel half.

@@ -1,0 +1,7 @@
+//! The walk over stacks laid out by hand, and over hostile memory.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod hostile;
+mod stacks;
+mod support;
