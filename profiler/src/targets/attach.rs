@@ -140,10 +140,9 @@ fn pin_error(pid: u32, error: PinError) -> AttachError {
 
 fn look(process: &Arc<PinnedProcess>, threads: &[ThreadPointer]) -> Result<Target, AttachError> {
     let pid = process.identity().pid;
-    let command = proc::command(process);
     let not_ruby = |looked_at| AttachError::NotRuby {
         pid,
-        command: command.clone(),
+        command: proc::command(process),
         looked_at,
     };
     if proc::is_kernel_thread(process) {
@@ -188,7 +187,6 @@ fn look(process: &Arc<PinnedProcess>, threads: &[ThreadPointer]) -> Result<Targe
     })?;
     Attach {
         process,
-        command,
         memory: &memory,
         mappings: &mappings,
         ruby: &image,
@@ -222,7 +220,6 @@ fn trace_permission(pid: u32, what: &str, error: &io::Error) -> AttachError {
 /// A Ruby that was found, on the way to being a target.
 struct Attach<'a> {
     process: &'a Arc<PinnedProcess>,
-    command: String,
     memory: &'a ProcessMemory,
     mappings: &'a [Mapping],
     ruby: &'a RubyImage,
@@ -254,7 +251,7 @@ impl Attach<'_> {
         self.unsupported("its file cannot be read".to_owned(), error.to_string())
     }
 
-    fn target(self) -> Result<Target, AttachError> {
+    fn target(&self) -> Result<Target, AttachError> {
         let mut provenance = Vec::new();
         let mut warnings = Vec::new();
         let elf = self
@@ -330,7 +327,7 @@ impl Attach<'_> {
         Ok(Target {
             identity: self.process.identity(),
             process: Arc::clone(self.process),
-            command: self.command,
+            command: proc::command(self.process),
             ruby: facts,
             entry,
             global_symbols: global_symbols.map(|(address, _)| address),

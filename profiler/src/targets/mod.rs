@@ -45,3 +45,6 @@ pub struct ThreadPointer {
     /// The thread pointer; 0 in a thread that has not set it up yet.
     pub value: u64,
 }
+
+#[cfg(test)]
+mod tests;

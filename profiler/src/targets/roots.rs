@@ -213,7 +213,7 @@ where
         entry.root = root::TLS_STATIC;
         entry.ec = distance;
         return Ok(format!(
-            "the main program's own block, {distance:+#x} from the thread pointer"
+            "the main program's own block, {distance:+} from the thread pointer"
         ));
     }
     let relocations = tls::relocations(elf);
@@ -222,7 +222,7 @@ where
             entry.root = root::TLS_STATIC;
             entry.ec = distance;
             Ok(format!(
-                "{distance:+#x} from the thread pointer, by its relocation"
+                "{distance:+} from the thread pointer, by its relocation"
             ))
         }
         Access::Block { module, offset } => {
@@ -256,7 +256,7 @@ fn through_block<M: TargetMemory>(
         entry.root = root::TLS_STATIC;
         entry.ec = distance;
         return Ok(format!(
-            "in the static area, {distance:+#x} from the thread pointer"
+            "in the static area, {distance:+} from the thread pointer"
         ));
     }
     set_block(entry, module, offset, machine, library)?;
