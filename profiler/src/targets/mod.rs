@@ -26,8 +26,10 @@ pub mod image;
 mod loader;
 pub mod mappings;
 pub mod proc;
+mod recover;
 pub mod roots;
 pub mod ruby;
+mod scan;
 pub mod tls;
 pub mod validate;
 

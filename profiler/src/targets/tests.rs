@@ -6,6 +6,7 @@
 
 use std::io::BufRead;
 use std::io::BufReader;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Child;
@@ -14,7 +15,6 @@ use std::process::ChildStdout;
 use std::process::Command;
 use std::process::Stdio;
 
-use rbprof_common::Memory;
 use rbprof_common::process::root;
 use rbprof_common::roots::context_of;
 
@@ -143,6 +143,23 @@ fn thread_pointers(pid: u32) -> Vec<ThreadPointer> {
 }
 
 fn thread_pointer(tid: i32) -> Option<u64> {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: no memory of this process is handed out.
+    unsafe {
+        if libc::ptrace(libc::PTRACE_SEIZE, tid, none, none) != 0 {
+            return None;
+        }
+        libc::ptrace(libc::PTRACE_INTERRUPT, tid, none, none);
+        libc::waitpid(tid, std::ptr::null_mut(), libc::__WALL);
+    }
+    let value = stopped_thread_pointer(tid);
+    // SAFETY: no memory of this process is handed out.
+    unsafe { libc::ptrace(libc::PTRACE_DETACH, tid, none, none) };
+    value
+}
+
+/// The thread pointer of a thread that is stopped by `ptrace`.
+fn stopped_thread_pointer(tid: i32) -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     const SET: libc::c_int = libc::NT_PRSTATUS;
     #[cfg(target_arch = "x86_64")]
@@ -157,23 +174,16 @@ fn thread_pointer(tid: i32) -> Option<u64> {
         iov_base: words.as_mut_ptr().cast(),
         iov_len: size_of_val(&words),
     };
-    let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: the register set is copied into `words`, whose length is given.
-    unsafe {
-        if libc::ptrace(libc::PTRACE_SEIZE, tid, none, none) != 0 {
-            return None;
-        }
-        libc::ptrace(libc::PTRACE_INTERRUPT, tid, none, none);
-        libc::waitpid(tid, std::ptr::null_mut(), libc::__WALL);
-        let status = libc::ptrace(
+    let status = unsafe {
+        libc::ptrace(
             libc::PTRACE_GETREGSET,
             tid,
             std::ptr::without_provenance_mut::<libc::c_void>(SET as usize),
             &raw mut vector,
-        );
-        libc::ptrace(libc::PTRACE_DETACH, tid, none, none);
-        (status == 0).then_some(words[WORD])
-    }
+        )
+    };
+    (status == 0).then_some(words[WORD])
 }
 
 fn memory_of(target: &Target) -> ProcessMemory {
@@ -217,7 +227,14 @@ fn every_thread_of_a_live_ruby_has_its_own_context() {
         assert!(target.entry.ec < 0 || cfg!(not(target_arch = "x86_64")));
     }
     let code = target.entry.vm_exec[0];
-    assert!(code.end > code.start + 500);
+    let is_exported = target.provenance.iter().any(|it| it.what == "rb_vm_exec");
+    assert_eq!(code.end > code.start + 500, is_exported);
+    assert_eq!(
+        target.warnings.is_empty(),
+        is_exported,
+        "{:?}",
+        target.warnings
+    );
 
     // The symbol table, by name or by its looks: both must agree.
     let variable = target.global_symbols.expect("the symbol table");
@@ -241,7 +258,10 @@ fn both_ways_to_a_thread_s_block_lead_to_the_same_context() {
     let found = ruby::find(&target.process, &memory, &mappings).unwrap();
     let elf = found.image.elf().unwrap();
     let symbols = roots::Symbols::of(&elf);
-    let offset = symbols.current_ec.unwrap().symbol.value;
+    let Some(symbol) = symbols.current_ec else {
+        return;
+    };
+    let offset = symbol.symbol.value;
     let relocations = tls::relocations(&elf);
     let bias = found.image.bias;
     let access = tls::access(&relocations, bias, b"ruby_current_ec", offset, &memory);
@@ -268,6 +288,116 @@ fn both_ways_to_a_thread_s_block_lead_to_the_same_context() {
             .map(|it| it.ec)
             .collect::<Vec<_>>()
     );
+}
+
+#[test]
+fn what_is_recovered_is_what_the_symbols_say() {
+    let Some(words) = ruby() else { return };
+    let running = run(&words, THREE_THREADS);
+    let threads = thread_pointers(running.pid());
+    let target = attach(running.pid(), &threads).unwrap();
+    if target.entry.root == root::GLOBAL {
+        return;
+    }
+    let memory = memory_of(&target);
+    let mappings = proc::mappings(&target.process).unwrap();
+    let found = ruby::find(&target.process, &memory, &mappings).unwrap();
+    let elf = found.image.elf().unwrap();
+    let mut symbols = roots::Symbols::of(&elf);
+    symbols.current_ec = None;
+    symbols.current_vm = None;
+    let layout = target.ruby.layout.walk;
+    let mut entry = rbprof_common::process::ProcessEntry {
+        layout,
+        vm: recover::vm(&target.ruby.data, &layout, &memory).unwrap(),
+        ..Default::default()
+    };
+    let loaded = roots::Loaded {
+        version: target.ruby.version,
+        bias: found.image.bias,
+        is_program: false,
+        library: tls::CLibrary::of(&mappings),
+        threads: &threads,
+    };
+    roots::find(&mut entry, &symbols, &elf, &loaded, &memory).unwrap();
+    assert_eq!(entry.vm, target.entry.vm);
+    assert_eq!((entry.root, entry.ec), (target.entry.root, target.entry.ec));
+    // Without the VM nothing would tell contexts from what lies beside them.
+    entry.vm = 0;
+    let blind = roots::find(&mut entry, &symbols, &elf, &loaded, &memory);
+    assert!(
+        matches!(blind, Err(roots::RootError::Missing(_))),
+        "{blind:?}"
+    );
+}
+
+/// Runs a traced child to the next system call; `false` when it has ended.
+fn to_next_system_call(pid: i32) -> bool {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    let mut status = 0;
+    // SAFETY: no memory of this process is handed out but `status`.
+    unsafe {
+        libc::ptrace(libc::PTRACE_SYSCALL, pid, none, none);
+        libc::waitpid(pid, &raw mut status, libc::__WALL);
+    }
+    libc::WIFSTOPPED(status)
+}
+
+#[test]
+fn a_ruby_that_is_starting_is_not_ready_until_it_is() {
+    let Some(words) = ruby() else { return };
+    // `chroot` is no Ruby until it has become one.
+    if words.len() > 1 {
+        return;
+    }
+    let mut command = Command::new(&words[0]);
+    command.args(["-e", "1"]).stdout(Stdio::null());
+    // SAFETY: one system call, which is safe after a fork. The child stops at
+    // the first instruction of the new program.
+    unsafe {
+        command.pre_exec(|| {
+            let none = std::ptr::null_mut::<libc::c_void>();
+            libc::ptrace(libc::PTRACE_TRACEME, 0, none, none);
+            Ok(())
+        });
+    }
+    let mut child = command.spawn().unwrap();
+    let pid = child.id();
+    // SAFETY: waits for an own child; the status is not wanted.
+    unsafe { libc::waitpid(pid.cast_signed(), std::ptr::null_mut(), libc::__WALL) };
+    // From now on every system call of its start is a moment to attach at.
+    let mut before = 0;
+    let mut after = 0;
+    while after < 20 {
+        let threads = [ThreadPointer {
+            tid: pid,
+            value: stopped_thread_pointer(pid.cast_signed()).unwrap(),
+        }];
+        match attach(pid, &threads) {
+            Ok(_) => after += 1,
+            Err(AttachError::NotReady { .. }) if after == 0 => before += 1,
+            Err(other) => panic!("after {before} + {after} system calls: {other}"),
+        }
+        assert!(before < 5000);
+        assert!(to_next_system_call(pid.cast_signed()), "it has ended");
+    }
+    println!("ready after {before} system calls");
+    assert!(before > 20);
+    // The symbol table comes a little later than the first context, and is then
+    // found by looking again.
+    let target = attach(
+        pid,
+        &[ThreadPointer {
+            tid: pid,
+            value: stopped_thread_pointer(pid.cast_signed()).unwrap(),
+        }],
+    )
+    .unwrap();
+    while target.find_global_symbols(&memory_of(&target)).is_none() {
+        assert!(to_next_system_call(pid.cast_signed()), "it has ended");
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]
@@ -413,4 +543,87 @@ fn a_libruby_loaded_late_is_reached_through_the_thread_vector() {
     contexts.sort_unstable();
     contexts.dedup();
     assert_eq!(contexts.len(), 3);
+}
+
+/// The child of a process.
+fn child_of(pid: u32) -> u32 {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let children = std::fs::read_to_string(path).unwrap();
+    children.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_ruby_in_other_namespaces_is_found_through_itself() {
+    let Some(words) = ruby() else { return };
+    let mut inside = ["unshare", "--pid", "--mount", "--fork"]
+        .map(str::to_owned)
+        .to_vec();
+    let possible = Command::new(&inside[0])
+        .args(&inside[1..])
+        .arg("true")
+        .status();
+    if !possible.is_ok_and(|status| status.success()) {
+        return skip("namespaces cannot be made");
+    }
+    inside.extend(words);
+    let running = run(&inside, THREE_THREADS);
+    let pid = child_of(running.pid());
+    let target = attach(pid, &thread_pointers(pid)).unwrap();
+    assert_eq!(target.entry.state, rbprof_common::process::state::READY);
+    // It is 1 in its own namespace; whoever asks for that is told.
+    let elsewhere = proc::known_elsewhere_as(1);
+    assert!(
+        elsewhere.iter().any(|(here, _)| *here == pid),
+        "{elsewhere:?}"
+    );
+    let error = AttachError::OtherPidNamespace {
+        pid: 1,
+        here: vec![(pid, "ruby".to_owned())],
+    };
+    assert!(error.to_string().contains(&format!("{pid} (ruby)")));
+    // The first process of a PID namespace takes the others with it.
+    // SAFETY: a system call without pointers, on a process of this test.
+    unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
+}
+
+#[test]
+fn without_privileges_the_own_processes_are_open_and_others_are_not() {
+    // SAFETY: takes no argument and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    const NOBODY: u32 = 65_534;
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "targets::tests::as_nobody", "--ignored"])
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .status();
+    match status {
+        Ok(status) => assert!(status.success()),
+        Err(error) => skip(&format!("this program is not open to others: {error}")),
+    }
+}
+
+#[test]
+#[ignore = "run as another user by the test before"]
+fn as_nobody() {
+    let error = attach(1, &[]).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, AttachError::Permission { .. }), "{text}");
+    assert!(text.contains("CAP_SYS_PTRACE"), "{text}");
+    // The way of map_files is closed; the file is opened by its path below the
+    // process's root.
+    let Some(words) = ruby() else { return };
+    if words.len() > 1 {
+        return;
+    }
+    let running = run(&words, THREE_THREADS);
+    let target = running.attach().unwrap();
+    assert_eq!(target.entry.state, rbprof_common::process::state::READY);
+    assert!(
+        target
+            .process
+            .open_below(&format!("map_files/{:x}-0", target.ruby.bias), 0)
+            .is_err()
+    );
 }

@@ -153,8 +153,8 @@ fn a_corrupted_library_never_panics() {
             let place = places[numbers.below(places.len())].clone();
             let width = [1, 4, 8][numbers.below(3)];
             let start = place.start + numbers.below(place.len() - width);
-            for at in start..start + width {
-                bytes[at] = match round % 2 {
+            for (at, byte) in bytes.iter_mut().enumerate().skip(start).take(width) {
+                *byte = match round % 2 {
                     0 => extremes[numbers.below(extremes.len())],
                     _ => numbers.next() as u8,
                 };
