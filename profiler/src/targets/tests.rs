@@ -518,18 +518,8 @@ fn a_libruby_loaded_late_is_reached_through_the_thread_vector() {
     let plugin = scratch.0.join("plugin.so");
     std::fs::write(&source, HOST).unwrap();
     std::fs::copy(&library, &plugin).unwrap();
-    let compiled = Command::new("cc")
-        .args([
-            source.as_path(),
-            Path::new("-o"),
-            &program,
-            Path::new("-ldl"),
-        ])
-        .status();
-    assert!(
-        compiled.is_ok_and(|status| status.success()),
-        "a C compiler is needed"
-    );
+    let [source, output] = [&source, &program].map(|path| path.to_str().unwrap());
+    compile(&[source, "-o", output, "-ldl"]);
     let mut running = Running::start(Command::new(&program).arg(&plugin).arg(THREE_THREADS));
     running.line();
     let target = running.attach().unwrap();
@@ -620,10 +610,107 @@ fn as_nobody() {
     let running = run(&words, THREE_THREADS);
     let target = running.attach().unwrap();
     assert_eq!(target.entry.state, rbprof_common::process::state::READY);
+    let mappings = proc::mappings(&target.process).unwrap();
+    let range = mappings.iter().find(|it| it.file.is_some()).unwrap().range;
+    let link = format!("map_files/{:x}-{:x}", range.start, range.end);
+    assert!(target.process.open_below(&link, libc::O_RDONLY).is_err());
+}
+
+/// A program with thread-local variables of its own, one of them as Ruby's is
+/// named in a program that Ruby is linked into.
+const STATIC_HOST: &str = r#"
+#include <stdio.h>
+__thread char before[5] = "abcd";
+_Alignas(ALIGN) __thread long ruby_current_ec = 3;
+__thread char after[13];
+int main(void) {
+    char *self;
+    __asm__("mov %%fs:0, %0" : "=r"(self));
+    before[0] = after[0] = 1;
+    printf("%ld\n", (long)((char *)&ruby_current_ec - self));
+    return 0;
+}
+"#;
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_main_program_s_variables_are_where_it_says_itself() {
+    let scratch = Scratch::new("static");
+    let source = scratch.0.join("host.c");
+    let program = scratch.0.join("host");
+    std::fs::write(&source, STATIC_HOST).unwrap();
+    for align in [8, 64] {
+        for kind in ["-pie", "-no-pie"] {
+            compile(&[
+                source.to_str().unwrap(),
+                "-o",
+                program.to_str().unwrap(),
+                "-rdynamic",
+                kind,
+                &format!("-DALIGN={align}"),
+            ]);
+            let output = Command::new(&program).output().unwrap();
+            let told: i64 = String::from_utf8(output.stdout)
+                .unwrap()
+                .trim()
+                .parse()
+                .unwrap();
+            let file = elf::file_cache(std::fs::File::open(&program).unwrap());
+            let elf = elf::Elf::parse(&file).unwrap();
+            let symbol = elf.dynamic_symbol(b"ruby_current_ec").unwrap().unwrap();
+            let tls = elf.tls().unwrap();
+            let found = tls::in_main_program(elf.machine(), tls, symbol.value);
+            assert_eq!(found, Some(told), "alignment {align}, {kind}");
+        }
+    }
+}
+
+fn compile(arguments: &[&str]) {
+    let status = Command::new("cc").args(arguments).status();
     assert!(
-        target
-            .process
-            .open_below(&format!("map_files/{:x}-0", target.ruby.bias), 0)
-            .is_err()
+        status.is_ok_and(|status| status.success()),
+        "a C compiler is needed"
     );
+}
+
+/// A program that mentions `ruby_version` and is linked for fixed addresses gets
+/// a copy of the variable: it is still not the Ruby.
+const COPYING_HOST: &str = r#"
+#include <stdio.h>
+extern const char ruby_version[];
+/* Larger than libruby, so that it is looked at first. */
+static const volatile char padding[16 << 20] = {1};
+extern int ruby_setup(void);
+extern unsigned long rb_eval_string_protect(const char *, int *);
+int main(int argc, char **argv) {
+    int state = ruby_setup();
+    rb_eval_string_protect(argv[1], &state);
+    return ruby_version[0] == padding[1];
+}
+"#;
+
+#[test]
+fn a_program_with_a_copy_of_the_version_is_not_taken_for_the_ruby() {
+    let Some(library) = libruby() else { return };
+    let scratch = Scratch::new("copy");
+    let source = scratch.0.join("host.c");
+    let program = scratch.0.join("ruby");
+    std::fs::write(&source, COPYING_HOST).unwrap();
+    compile(&[
+        source.to_str().unwrap(),
+        library.to_str().unwrap(),
+        "-o",
+        program.to_str().unwrap(),
+        "-no-pie",
+        "-fno-pie",
+    ]);
+    let mut running = Running::start(Command::new(&program).arg(THREE_THREADS));
+    running.line();
+    let target = running.attach().unwrap();
+    assert_eq!(Path::new(&target.ruby.path), library);
+    let file = elf::file_cache(std::fs::File::open(&program).unwrap());
+    let copy = elf::Elf::parse(&file)
+        .unwrap()
+        .dynamic_symbol(b"ruby_version");
+    assert!(matches!(copy, Ok(Some(_))), "the linker has made no copy");
 }
