@@ -30,6 +30,7 @@ use super::global_symbols;
 use super::loader;
 use super::mappings::Mapping;
 use super::proc;
+use super::recover;
 use super::roots;
 use super::roots::Loaded;
 use super::roots::RootError;
@@ -55,12 +56,23 @@ pub struct Target {
     pub ruby: RubyFacts,
     /// What the kernel half must know.
     pub entry: ProcessEntry,
-    /// Address of `ruby_global_symbols`; `None`: names of C methods are unknown.
+    /// Address of `ruby_global_symbols`; `None`: names of C methods are unknown,
+    /// perhaps only yet ([`Target::find_global_symbols`]).
     pub global_symbols: Option<u64>,
     /// How each fact was found.
     pub provenance: Vec<Provenance>,
     /// What the user should know.
     pub warnings: Vec<String>,
+}
+
+impl Target {
+    /// Looks for the symbol table again, in case Ruby had not set it up yet when
+    /// it was attached to. The address stays the same from then on.
+    #[must_use]
+    pub fn find_global_symbols<M: TargetMemory>(&self, memory: &M) -> Option<u64> {
+        self.global_symbols
+            .or_else(|| global_symbols::scan(&self.ruby.data, self.ruby.version, memory))
+    }
 }
 
 /// The Ruby of a process.
@@ -140,10 +152,9 @@ fn pin_error(pid: u32, error: PinError) -> AttachError {
 
 fn look(process: &Arc<PinnedProcess>, threads: &[ThreadPointer]) -> Result<Target, AttachError> {
     let pid = process.identity().pid;
-    let command = proc::command(process);
     let not_ruby = |looked_at| AttachError::NotRuby {
         pid,
-        command: command.clone(),
+        command: proc::command(process),
         looked_at,
     };
     if proc::is_kernel_thread(process) {
@@ -188,7 +199,6 @@ fn look(process: &Arc<PinnedProcess>, threads: &[ThreadPointer]) -> Result<Targe
     })?;
     Attach {
         process,
-        command,
         memory: &memory,
         mappings: &mappings,
         ruby: &image,
@@ -222,7 +232,6 @@ fn trace_permission(pid: u32, what: &str, error: &io::Error) -> AttachError {
 /// A Ruby that was found, on the way to being a target.
 struct Attach<'a> {
     process: &'a Arc<PinnedProcess>,
-    command: String,
     memory: &'a ProcessMemory,
     mappings: &'a [Mapping],
     ruby: &'a RubyImage,
@@ -254,7 +263,7 @@ impl Attach<'_> {
         self.unsupported("its file cannot be read".to_owned(), error.to_string())
     }
 
-    fn target(self) -> Result<Target, AttachError> {
+    fn target(&self) -> Result<Target, AttachError> {
         let mut provenance = Vec::new();
         let mut warnings = Vec::new();
         let elf = self
@@ -280,23 +289,20 @@ impl Attach<'_> {
         }
 
         let symbols = Symbols::of(&elf);
+        let vm = self.vm(&symbols, &facts)?;
         let mut entry = ProcessEntry {
             state: state::READY,
             layout: facts.layout.walk,
-            vm: self.exported_vm(&symbols)?,
+            vm: vm.as_ref().map_or(0, |(vm, _)| *vm),
             ..ProcessEntry::default()
         };
-        if let Some(vm) = symbols.current_vm {
-            provenance.push(how("VM", format!("ruby_current_vm_ptr in {vm}")));
-        }
         let root = self.validated_root(&mut entry, &symbols, &elf, &facts)?;
+        let vm_how = vm.map_or_else(
+            || "from the threads' contexts, which agree".to_owned(),
+            |(_, how)| how,
+        );
+        provenance.push(how("VM", vm_how));
         provenance.push(how("execution context", root));
-        if symbols.current_vm.is_none() {
-            provenance.push(how(
-                "VM",
-                "from the threads' contexts, which agree".to_owned(),
-            ));
-        }
 
         let code = [symbols.vm_exec, symbols.vm_exec_cold];
         for (range, located) in entry.vm_exec.iter_mut().zip(code) {
@@ -330,7 +336,7 @@ impl Attach<'_> {
         Ok(Target {
             identity: self.process.identity(),
             process: Arc::clone(self.process),
-            command: self.command,
+            command: proc::command(self.process),
             ruby: facts,
             entry,
             global_symbols: global_symbols.map(|(address, _)| address),
@@ -380,16 +386,37 @@ impl Attach<'_> {
         })
     }
 
-    /// The VM by its symbol; 0 where there is none.
-    fn exported_vm(&self, symbols: &Symbols) -> Result<u64, AttachError> {
-        let Some(located) = symbols.current_vm else {
-            return Ok(0);
-        };
-        let variable = self.ruby.image.live(located.symbol.value);
-        match TargetMemory::word(self.memory, variable) {
-            Ok(0) | Err(Fault) => Err(self.not_ready("it has no VM yet".to_owned())),
-            Ok(vm) => Ok(vm),
+    /// The VM and how it was found; `None` where the threads must tell it.
+    fn vm(
+        &self,
+        symbols: &Symbols,
+        facts: &RubyFacts,
+    ) -> Result<Option<(u64, String)>, AttachError> {
+        if let Some(located) = symbols.current_vm {
+            let variable = self.ruby.image.live(located.symbol.value);
+            return match TargetMemory::word(self.memory, variable) {
+                Ok(0) | Err(Fault) => Err(self.not_ready("it has no VM yet".to_owned())),
+                Ok(vm) => Ok(Some((vm, format!("ruby_current_vm_ptr in {located}")))),
+            };
         }
+        if symbols.current_ec.is_some() || facts.version < roots::FIRST_WITH_TLS {
+            return Ok(None);
+        }
+        match recover::vm(&facts.data, &facts.layout.walk, self.memory) {
+            Some(vm) => Ok(Some((vm, "found by scanning Ruby's data".to_owned()))),
+            None if self.is_young() => Err(self.not_ready("it has no VM yet".to_owned())),
+            None => Err(self.unsupported(
+                "the build shows neither ruby_current_ec nor ruby_current_vm_ptr, and no VM was \
+                 found in its data"
+                    .to_owned(),
+                symbols.describe(),
+            )),
+        }
+    }
+
+    /// Whether the process may still be starting its VM.
+    fn is_young(&self) -> bool {
+        proc::age(self.process).is_none_or(|age| age < STARTING)
     }
 
     /// Finds the root and tries it on the live threads; fills in the VM.
@@ -448,8 +475,7 @@ impl Attach<'_> {
             if self.threads.iter().all(|thread| thread.value == 0) {
                 return Err(self.not_ready("no thread pointer of it is known".to_owned()));
             }
-            let young = proc::age(self.process).is_none_or(|age| age < STARTING);
-            if evidence.invalid == 0 || young {
+            if evidence.invalid == 0 || self.is_young() {
                 return Err(self.not_ready(format!(
                     "none of {} threads has an execution context",
                     self.threads.len()

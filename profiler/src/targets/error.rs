@@ -96,10 +96,7 @@ impl fmt::Display for AttachError {
                 pid,
                 command,
                 looked_at,
-            } => write!(
-                f,
-                "process {pid} ({command}) runs no Ruby: {looked_at} defines ruby_version"
-            ),
+            } => write!(f, "process {pid} ({command}) runs no Ruby: {looked_at}"),
             Self::NotReady { pid, why } => {
                 write!(f, "Ruby in process {pid} is not up yet: {why}; try again")
             }

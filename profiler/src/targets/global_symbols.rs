@@ -10,8 +10,9 @@ use rbprof_common::Fault;
 use rbprof_common::layout::Version;
 use rbprof_common::process::Range;
 
-use crate::memory::ReadRequest;
 use crate::memory::TargetMemory;
+
+use super::scan;
 
 /// From the variable to the array of arrays, in words.
 const IDS: u64 = 2;
@@ -21,8 +22,6 @@ const UNIT: u64 = 512;
 const ENTRY_WORDS: u64 = 2;
 /// IDs that even the smallest Ruby has, and more than any has.
 const PLAUSIBLE_IDS: std::ops::Range<u64> = 500..1 << 26;
-/// Most bytes of data looked through; libruby has about 100 KiB.
-const MAX_DATA: u64 = 16 << 20;
 
 /// The type in `RBasic.flags`.
 const TYPE_MASK: u64 = 0x1f;
@@ -43,68 +42,37 @@ const STRING_POINTER: u64 = 24;
 /// nothing looks like it (also before Ruby has set it up), or more than one
 /// thing does.
 pub fn scan<M: TargetMemory>(data: &[Range], version: Version, memory: &M) -> Option<u64> {
-    let mut found = data
-        .iter()
-        .filter(|range| range.end.saturating_sub(range.start) <= MAX_DATA)
-        .flat_map(|range| {
-            let start = range.start.saturating_add(7) & !7;
-            let words = range.end.saturating_sub(start) / 8;
-            let words = read_words(start, words, memory).unwrap_or_default();
-            candidates(start, &words, memory)
-        })
+    let mut found = scan::words(data, memory)
+        .into_iter()
+        .flat_map(|(start, words)| candidates(start, &words, memory))
         .filter(|&variable| holds_plus(variable, version, memory) == Ok(true));
     let only = found.next()?;
     found.next().is_none().then_some(only)
 }
 
-fn read_words<M: TargetMemory>(start: u64, count: u64, memory: &M) -> Result<Vec<u64>, Fault> {
-    let mut words = vec![0_u64; usize::try_from(count).map_err(|_| Fault)?];
-    memory.read(start, bytemuck::cast_slice_mut(&mut words))?;
-    Ok(words)
-}
-
 /// Addresses where the shape is right: a count, and an array of as many inner
 /// arrays as the count needs.
 fn candidates<M: TargetMemory>(start: u64, words: &[u64], memory: &M) -> Vec<u64> {
-    struct Candidate {
-        variable: u64,
-        last_id: u64,
-        ids: u64,
-    }
     let behind = words.iter().skip(IDS as usize);
-    let candidates: Vec<_> = (0_u64..)
+    let (variables, arrays): (Vec<_>, Vec<_>) = (0_u64..)
         .zip(words.iter().zip(behind))
         // The count is 32 bits wide and nothing lies behind it.
         .filter(|(_, (last_id, ids))| {
-            PLAUSIBLE_IDS.contains(last_id) && **ids & 7 == 0 && **ids > 4096
+            PLAUSIBLE_IDS.contains(last_id) && scan::may_be_address(**ids)
         })
-        .map(|(index, (&last_id, &ids))| Candidate {
-            variable: start.wrapping_add(8 * index),
-            last_id,
-            ids,
-        })
-        .collect();
-    let mut heads = vec![[0_u64; 3]; candidates.len()];
-    let mut requests: Vec<_> = candidates
-        .iter()
-        .zip(&mut heads)
-        .map(|(candidate, head)| ReadRequest {
-            address: candidate.ids,
-            buffer: bytemuck::cast_slice_mut(head),
-            done: false,
-        })
-        .collect();
-    memory.read_many(&mut requests);
-    let done: Vec<_> = requests.iter().map(|request| request.done).collect();
-    candidates
-        .iter()
+        .map(|(index, (&last_id, &ids))| ((start.wrapping_add(8 * index), last_id), ids))
+        .unzip();
+    let heads = scan::read_each(&arrays, memory);
+    variables
+        .into_iter()
         .zip(heads)
-        .zip(done)
-        .filter(|((candidate, [flags, _class, length]), done)| {
-            let needed = candidate.last_id / UNIT + 1;
-            *done && is_heap_array(*flags) && length.abs_diff(needed) <= 1
+        .filter(|((_, last_id), head)| {
+            let needed = last_id / UNIT + 1;
+            head.is_some_and(|[flags, _class, length]| {
+                is_heap_array(flags) && length.abs_diff(needed) <= 1
+            })
         })
-        .map(|((candidate, _), _)| candidate.variable)
+        .map(|((variable, _), _)| variable)
         .collect()
 }
 

@@ -26,8 +26,10 @@ pub mod image;
 mod loader;
 pub mod mappings;
 pub mod proc;
+mod recover;
 pub mod roots;
 pub mod ruby;
+mod scan;
 pub mod tls;
 pub mod validate;
 
@@ -45,3 +47,6 @@ pub struct ThreadPointer {
     /// The thread pointer; 0 in a thread that has not set it up yet.
     pub value: u64,
 }
+
+#[cfg(test)]
+mod tests;

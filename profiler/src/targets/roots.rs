@@ -28,6 +28,9 @@ pub(super) const FIRST_WITH_TLS: Version = Version::new(3, 0, 0);
 /// pointer on arm64.
 const MAX_PTHREAD_BIAS: u64 = 1 << 14;
 
+/// Most bytes of a thread-local block tried; libruby's has 16 to 176.
+const MAX_TLS_BLOCK: u64 = 4096;
+
 /// The symbols of a Ruby that matter for its roots.
 #[derive(Clone, Copy, Debug)]
 pub struct Symbols {
@@ -141,14 +144,59 @@ where
     if loaded.version < FIRST_WITH_TLS {
         return find_global(entry, symbols, loaded, memory);
     }
-    let Some(located) = symbols.current_ec.filter(|located| located.symbol.tls) else {
-        return Err(RootError::Missing(
-            "the build shows no ruby_current_ec".to_owned(),
-        ));
+    if let Some(located) = symbols.current_ec.filter(|located| located.symbol.tls) {
+        let offset = located.symbol.value;
+        let how = find_thread_local(entry, offset, elf, loaded, memory)?;
+        return Ok(format!("{located}; {how}"));
+    }
+    let how = recover_thread_local(entry, elf, loaded, memory)?;
+    Ok(format!("found by trying each thread-local variable; {how}"))
+}
+
+/// Where nothing names the variable: the one word of Ruby's thread-local block
+/// that holds contexts of the VM, which must be known (without it, the words
+/// beside it may pass too).
+fn recover_thread_local<'data, R, M>(
+    entry: &mut ProcessEntry,
+    elf: &Elf<'data, R>,
+    loaded: &Loaded<'_>,
+    memory: &M,
+) -> Result<String, RootError>
+where
+    R: ReadRef<'data>,
+    M: TargetMemory + Memory,
+{
+    let size = match elf.tls() {
+        Some(tls) if entry.vm != 0 => tls.memory_size.min(MAX_TLS_BLOCK),
+        _ => {
+            return Err(RootError::Missing(
+                "the build shows no ruby_current_ec".to_owned(),
+            ));
+        }
     };
-    let offset = located.symbol.value;
-    let how = find_thread_local(entry, offset, elf, loaded, memory)?;
-    Ok(format!("{located}; {how}"))
+    let mut fitting = Vec::new();
+    for offset in (0..size).step_by(8) {
+        let mut trial = *entry;
+        let Ok(how) = find_thread_local(&mut trial, offset, elf, loaded, memory) else {
+            continue;
+        };
+        let evidence = validate::check(&trial, loaded.threads, memory);
+        if !evidence.validated.is_empty() {
+            fitting.push((trial, how));
+        }
+    }
+    match <[_; 1]>::try_from(fitting) {
+        Ok([(trial, how)]) => {
+            *entry = trial;
+            Ok(how)
+        }
+        Err(none) if none.is_empty() => Err(RootError::NotReady(
+            "no thread has an execution context yet".to_owned(),
+        )),
+        Err(_) => Err(RootError::Missing(
+            "the build shows no ruby_current_ec, and several variables look like it".to_owned(),
+        )),
+    }
 }
 
 /// Up to 2.7: one global for all threads.
@@ -213,7 +261,7 @@ where
         entry.root = root::TLS_STATIC;
         entry.ec = distance;
         return Ok(format!(
-            "the main program's own block, {distance:+#x} from the thread pointer"
+            "the main program's own block, {distance:+} from the thread pointer"
         ));
     }
     let relocations = tls::relocations(elf);
@@ -222,7 +270,7 @@ where
             entry.root = root::TLS_STATIC;
             entry.ec = distance;
             Ok(format!(
-                "{distance:+#x} from the thread pointer, by its relocation"
+                "{distance:+} from the thread pointer, by its relocation"
             ))
         }
         Access::Block { module, offset } => {
@@ -256,7 +304,7 @@ fn through_block<M: TargetMemory>(
         entry.root = root::TLS_STATIC;
         entry.ec = distance;
         return Ok(format!(
-            "in the static area, {distance:+#x} from the thread pointer"
+            "in the static area, {distance:+} from the thread pointer"
         ));
     }
     set_block(entry, module, offset, machine, library)?;

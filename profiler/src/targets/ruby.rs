@@ -156,7 +156,10 @@ pub fn find<M: TargetMemory>(
             }
             Err(ImageError::Elf(_) | ImageError::NotLoaded) => continue,
         };
-        let exported = image.elf().and_then(|elf| elf.dynamic_symbol(RUBY_VERSION));
+        let exported = image.elf().and_then(|elf| {
+            let symbol = elf.dynamic_symbol(RUBY_VERSION)?;
+            Ok(symbol.filter(|symbol| is_constant(&elf, *symbol)))
+        });
         match exported {
             Ok(Some(symbol)) => {
                 let source = Source::DynSym;
@@ -179,9 +182,23 @@ pub fn find<M: TargetMemory>(
     }
 }
 
+/// Whether a variable is in memory that is not writable. A program that is
+/// linked for fixed addresses and uses a library's variable has a copy of it in
+/// its own data, under the same name.
+fn is_constant<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>, symbol: Symbol) -> bool {
+    elf.loads().iter().any(|load| {
+        !load.writable
+            && symbol
+                .value
+                .checked_sub(load.address)
+                .is_some_and(|inside| inside < load.memory_size)
+    })
+}
+
 fn in_full_table(image: &Image) -> Result<Option<Symbol>, ElfError> {
-    let [symbol] = image.elf()?.static_symbols([RUBY_VERSION])?;
-    Ok(symbol)
+    let elf = image.elf()?;
+    let [symbol] = elf.static_symbols([RUBY_VERSION])?;
+    Ok(symbol.filter(|symbol| is_constant(&elf, *symbol)))
 }
 
 fn read_version<M: TargetMemory>(

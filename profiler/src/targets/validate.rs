@@ -13,7 +13,7 @@ use rbprof_common::roots::context_of;
 use super::ThreadPointer;
 
 /// `rb_vm_t.main_thread` from Ruby 3.0 on (`ractor.main_thread`).
-const VM_MAIN_THREAD: u64 = 40;
+pub(super) const VM_MAIN_THREAD: u64 = 40;
 
 /// A thread whose context is a valid one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
