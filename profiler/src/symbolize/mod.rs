@@ -220,7 +220,7 @@ impl RubyNames {
         let names = &layout.names;
         Self {
             names,
-            symbols: SymbolTable::new(global_symbols, names, version),
+            symbols: SymbolTable::new(global_symbols, version),
             classes: Classes::new(None),
             known: Cache::new(NAMES),
             lines: Cache::new(LINES),
@@ -552,6 +552,18 @@ impl RubyNames {
             first_line: 0,
         })
     }
+}
+
+/// The name of `id` in the symbol table at `global_symbols`, if there is such a
+/// table: for finding out whether there is.
+#[must_use]
+pub fn id_name<M: TargetMemory>(
+    layout: &NameLayout,
+    global_symbols: u64,
+    id: u64,
+    memory: &M,
+) -> Option<Arc<str>> {
+    symbol_table::read_name(&mut Reader::new(memory), layout, global_symbols, id).ok()
 }
 
 /// Something to show for what could not be read this time.

@@ -27,16 +27,14 @@ const OTHER_FORM: Version = Version::new(4, 1, 0);
 pub(super) struct SymbolTable {
     /// `ruby_global_symbols`, when it is known and of a known form.
     address: Option<u64>,
-    last_operator_id: u64,
     names: Cache<u64, Arc<str>>,
 }
 
 impl SymbolTable {
     /// The table at `address`.
-    pub(super) fn new(address: Option<u64>, layout: &NameLayout, version: Version) -> Self {
+    pub(super) fn new(address: Option<u64>, version: Version) -> Self {
         Self {
             address: address.filter(|_| version < OTHER_FORM),
-            last_operator_id: layout.last_operator_id,
             names: Cache::new(CAPACITY),
         }
     }
@@ -57,19 +55,28 @@ impl SymbolTable {
         if let Some(name) = self.names.get(id) {
             return Ok(Some(name));
         }
-        let serial = if id > self.last_operator_id {
-            id >> SCOPE_BITS
-        } else {
-            id
-        };
-        let mut reader = reader.aside();
-        let units = reader.word(table.wrapping_add(fixed::SYMBOLS_IDS))?;
-        let unit = arrays::element(&mut reader, layout, units, serial / UNIT)?;
-        let string = arrays::element(&mut reader, layout, unit, serial % UNIT * 2)?;
-        let name = strings::text(&mut reader, layout, string)?;
+        let name = read_name(&mut reader.aside(), layout, table, id)?;
         self.names.insert(id, Arc::clone(&name));
         Ok(Some(name))
     }
+}
+
+/// The name of `id` in the table at `table`.
+pub(super) fn read_name<M: TargetMemory>(
+    reader: &mut Reader<'_, M>,
+    layout: &NameLayout,
+    table: u64,
+    id: u64,
+) -> Result<Arc<str>, Unreadable> {
+    let serial = if id > layout.last_operator_id {
+        id >> SCOPE_BITS
+    } else {
+        id
+    };
+    let units = reader.word(table.wrapping_add(fixed::SYMBOLS_IDS))?;
+    let unit = arrays::element(reader, layout, units, serial / UNIT)?;
+    let string = arrays::element(reader, layout, unit, serial % UNIT * 2)?;
+    strings::text(reader, layout, string)
 }
 
 #[cfg(test)]
@@ -104,7 +111,7 @@ mod tests {
             memory.put_bytes(at + 24, name);
         }
         let version = Version::new(3, 2, 0);
-        let mut table = SymbolTable::new(Some(0x1000), layout, version);
+        let mut table = SymbolTable::new(Some(0x1000), version);
         let mut name = |memory: &FakeMemory, id| table.name(&Reader::new(memory), layout, id);
         assert_eq!(name(&memory, 43), Ok(Some("+".into())));
         assert_eq!(name(&memory, 700 << 4 | 0xa), Ok(Some("f".into())));
@@ -112,7 +119,7 @@ mod tests {
         memory.unmap(0x4000);
         assert_eq!(name(&memory, 43), Ok(Some("+".into())));
 
-        let mut none = SymbolTable::new(None, layout, version);
+        let mut none = SymbolTable::new(None, version);
         assert_eq!(none.name(&Reader::new(&memory), layout, 43), Ok(None));
     }
 }
