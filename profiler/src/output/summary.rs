@@ -48,6 +48,39 @@ pub(super) fn losses(profile: &Profile) -> Vec<String> {
         .collect()
 }
 
+/// Everything a reader needs to judge the profile, a line each, as the target
+/// and the user gave it: not escaped.
+pub(super) fn account(profile: &Profile) -> Vec<String> {
+    let about = &profile.metadata;
+    let mut lines = Vec::new();
+    let mut add = |name: &str, value: &str| {
+        if !value.is_empty() {
+            lines.push(format!("{name}: {value}"));
+        }
+    };
+    add("tool", &about.tool);
+    add("mode", &about.mode.to_string());
+    add("kernel", &about.kernel);
+    for ruby in &about.rubies {
+        add("ruby", ruby);
+    }
+    add("command", &about.command);
+    for pid in &about.pids {
+        add("pid", &pid.to_string());
+    }
+    if about.frequency_hz != 0 {
+        add("frequency", &format!("{} Hz", about.frequency_hz));
+    }
+    for counter in &about.counters {
+        add(&counter.name, &counter.value.to_string());
+    }
+    for warning in &about.warnings {
+        add("warning", warning);
+    }
+    lines.extend(about.comments.iter().cloned());
+    lines
+}
+
 /// `1 sample`, `2 samples`.
 fn plural(count: u64, noun: &str) -> String {
     let s = if count == 1 { "" } else { "s" };

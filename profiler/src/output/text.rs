@@ -120,6 +120,14 @@ pub(super) fn shorten(text: &str, width: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{head}…{tail}"))
 }
 
+/// Shortens a text to at most `width` columns; the end goes.
+pub(super) fn shorten_end(text: &str, width: usize) -> Cow<'_, str> {
+    if columns(text) <= width {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(format!("{}…", take(text.chars(), width.saturating_sub(1))))
+}
+
 /// Shortens a path to at most `width` columns: whole directories go from the
 /// beginning, and the file's name stays as long as it fits.
 pub(super) fn shorten_path(path: &str, width: usize) -> Cow<'_, str> {
@@ -189,6 +197,8 @@ mod tests {
         // Two columns a character: one column may stay empty.
         assert_eq!(shorten("一二三四五六七八九十", 9), "一…八九十");
         assert_eq!(shorten("abc", 1), "…");
+        assert_eq!(shorten_end("abcdef", 4), "abc…");
+        assert_eq!(shorten_end("abcd", 4), "abcd");
     }
 
     #[test]

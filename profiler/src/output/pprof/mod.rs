@@ -29,6 +29,7 @@ use flate2::write::GzEncoder;
 use indexmap::IndexSet;
 use prost::Message as _;
 
+use super::summary;
 use crate::profile::Function;
 use crate::profile::FunctionId;
 use crate::profile::Labels;
@@ -117,7 +118,7 @@ impl<'a, W: Write> Encoder<'a, W> {
             duration_nanos: number(about.duration_ns),
             period_type: Some(self.value_type(CPU, NANOSECONDS)),
             period: number(about.period_ns()),
-            comment: (comments(self.profile).iter())
+            comment: (summary::account(self.profile).iter())
                 .map(|comment| self.string(comment))
                 .collect(),
             default_sample_type: self.string(CPU),
@@ -285,38 +286,6 @@ impl<'a, W: Write> Encoder<'a, W> {
         }
         Ok(written)
     }
-}
-
-/// What a reader needs to judge the profile, a line each.
-fn comments(profile: &Profile) -> Vec<String> {
-    let about = &profile.metadata;
-    let mut comments = Vec::new();
-    let mut add = |name: &str, value: &str| {
-        if !value.is_empty() {
-            comments.push(format!("{name}: {value}"));
-        }
-    };
-    add("tool", &about.tool);
-    add("mode", &about.mode.to_string());
-    add("kernel", &about.kernel);
-    for ruby in &about.rubies {
-        add("ruby", ruby);
-    }
-    add("command", &about.command);
-    for pid in &about.pids {
-        add("pid", &pid.to_string());
-    }
-    if about.frequency_hz != 0 {
-        add("frequency", &format!("{} Hz", about.frequency_hz));
-    }
-    for counter in &about.counters {
-        add(&counter.name, &counter.value.to_string());
-    }
-    for warning in &about.warnings {
-        add("warning", warning);
-    }
-    comments.extend(about.comments.iter().cloned());
-    comments
 }
 
 /// The format has signed numbers only.

@@ -81,14 +81,21 @@ pub(super) fn of(function: &Function) -> Color {
     KINDS
         .iter()
         .find(|kind| kind.kind == function.kind)
-        .map_or(BACKGROUND, |kind| kind.at(place))
+        .map_or(ALL, |kind| kind.at(place))
 }
 
 /// The colour of the frame under all others.
-pub(super) const BACKGROUND: Color = Color {
+pub(super) const ALL: Color = Color {
     r: 222,
     g: 222,
     b: 222,
+};
+
+/// The colour behind the frames.
+pub(super) const BACKGROUND: Color = Color {
+    r: 250,
+    g: 250,
+    b: 250,
 };
 
 /// FNV-1a: the standard library's hash may change with its version.

@@ -17,20 +17,20 @@ use std::io::Write;
 
 /// Between a frame's name and its number.
 pub(super) const FRAME: char = '\u{e000}';
-/// Before the number of a kind of the legend.
-pub(super) const LEGEND: char = '\u{e001}';
+/// Before the number of an element, anywhere in a text.
+pub(super) const ELEMENT: char = '\u{e001}';
 
 /// Copies `svg`, with marks replaced. `detail` gives what stands behind the
-/// counts in the tooltip of a frame, `legend` the element for a kind; both as
-/// XML.
+/// counts in the tooltip of a frame, `elements` are those that are referred to
+/// by their numbers; all as XML.
 pub(super) fn replace<'a>(
     svg: &str,
     detail: impl Fn(usize) -> Option<&'a str>,
-    legend: impl Fn(usize) -> Option<String>,
+    elements: &[String],
     mut out: impl Write,
 ) -> io::Result<()> {
     let mut rest = svg;
-    while let Some(at) = rest.find([FRAME, LEGEND]) {
+    while let Some(at) = rest.find([FRAME, ELEMENT]) {
         let (before, marked) = rest.split_at(at);
         out.write_all(before.as_bytes())?;
         let mut chars = marked.chars();
@@ -40,8 +40,8 @@ pub(super) fn replace<'a>(
         let (number, after) = after.split_at(digits);
         let number = number.parse::<usize>().ok();
         rest = after;
-        if mark == Some(LEGEND) {
-            if let Some(element) = number.and_then(&legend) {
+        if mark == Some(ELEMENT) {
+            if let Some(element) = number.and_then(|number| elements.get(number)) {
                 out.write_all(element.as_bytes())?;
             }
         } else if let Some((counts, after)) = tooltip(after) {
@@ -78,13 +78,7 @@ mod tests {
     fn replaced(svg: &str) -> String {
         let mut out = Vec::new();
         let detail = |number: usize| ["/a.rb:1"].get(number).copied();
-        replace(
-            svg,
-            detail,
-            |number| Some(format!("<k{number}/>")),
-            &mut out,
-        )
-        .unwrap();
+        replace(svg, detail, &["<k/>".to_owned()], &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -106,6 +100,6 @@ mod tests {
     fn frames_without_a_file_and_one_sample() {
         let svg = "<title>f\u{e000}9 (1 samples, 1.00%)</title>";
         assert_eq!(replaced(svg), "<title>f (1 sample, 1.00%)</title>");
-        assert_eq!(replaced("a \u{e001}2 b"), "a <k2/> b");
+        assert_eq!(replaced("a \u{e001}0 \u{e001}7b"), "a <k/> b");
     }
 }

@@ -18,7 +18,9 @@ use std::sync::Arc;
 use inferno::flamegraph;
 use inferno::flamegraph::TextTruncateDirection;
 use inferno::flamegraph::color::BackgroundColor;
+use inferno::flamegraph::color::Color;
 use inferno::flamegraph::color::PaletteMap;
+use inferno::flamegraph::color::StrokeColor;
 
 use super::merged::Elision;
 use super::merged::Merged;
@@ -49,37 +51,42 @@ pub fn write(profile: &Profile, mut out: impl Write) -> io::Result<()> {
     let mut palette = drawing.palette();
     let mut options = flamegraph::Options::default();
     options.title = summary::headline(profile);
-    options.subtitle = Some(drawing.subtitle(profile));
+    let mut elements = Vec::new();
+    options.subtitle = Some(drawing.subtitle(profile, &mut elements));
     options.name_type = "Frame:".to_owned();
-    options.bgcolors = Some(BackgroundColor::Flat(flamegraph::color::Color {
-        r: 250,
-        g: 250,
-        b: 250,
-    }));
+    options.bgcolors = Some(BackgroundColor::Flat(colours::BACKGROUND));
+    options.stroke_color = StrokeColor::Color(colours::BACKGROUND);
     options.text_truncate_direction = TextTruncateDirection::Right;
     options.palette_map = Some(&mut palette);
     // Narrow frames are gone already, and wide ones must not vanish with them.
     options.min_width = 0.0;
-    // The palette has every frame; without this inferno would still seed a
-    // generator for the frames it might miss, and colour them differently.
+    // Should a frame be missing in the palette, let it not change colour from
+    // one picture to the next.
     options.deterministic = true;
 
     let mut svg = Vec::new();
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
     let svg = String::from_utf8(svg).map_err(io::Error::other)?;
-    let detail = |number: usize| Some(drawing.frames.get(number)?.detail.as_str());
-    let detail = |number| detail(number).filter(|detail| !detail.is_empty());
-    marks::replace(&svg, detail, legend_entry, &mut out)?;
+    // Lines of a whole pixel would cover the narrow frames.
+    let svg = svg.replacen(WIDE_STROKE, "stroke-width:0.4;", 1);
+    let detail = |number: usize| drawing.frames.get(number)?.detail.as_deref();
+    marks::replace(&svg, detail, &elements, &mut out)?;
     out.flush()
 }
+
+/// The lines between frames as inferno draws them.
+const WIDE_STROKE: &str = "stroke-width:1;";
+
+/// Columns of the subtitle before its legend, at most.
+const FACTS_WIDTH: usize = 120;
 
 /// What the frames of a key look like.
 struct Figure {
     /// The label, with what folded stacks must not contain escaped.
     name: String,
-    /// File and line, as XML without parentheses; empty where there is none.
-    detail: String,
-    colour: flamegraph::color::Color,
+    /// File and line, as XML without parentheses.
+    detail: Option<String>,
+    colour: Color,
     kind: FunctionKind,
 }
 
@@ -169,24 +176,32 @@ impl Drawing {
     fn palette(&self) -> PaletteMap {
         let mut palette = PaletteMap::default();
         // The frame of everything has no name.
-        palette.insert("", colours::BACKGROUND);
+        palette.insert("", colours::ALL);
         for (key, figure) in (0_u32..).zip(&self.frames) {
             palette.insert(self.name(key), figure.colour);
         }
         palette
     }
 
-    /// The facts, what is missing, and the legend of the colours in use.
-    fn subtitle(&self, profile: &Profile) -> String {
+    /// The facts, what is missing, and the legend of the colours in use. The
+    /// elements that it needs are added to `elements`.
+    fn subtitle(&self, profile: &Profile, elements: &mut Vec<String>) -> String {
         let mut parts = summary::facts(profile);
         parts.extend(summary::losses(profile));
-        let mut subtitle = parts.join(", ");
-        for (number, kind) in colours::KINDS.iter().enumerate() {
+        let facts = parts.join(", ");
+        let mut subtitle = text::shorten_end(&facts, FACTS_WIDTH).into_owned();
+        let mut push = |text: &str, element: String| {
+            subtitle.push_str(text);
+            subtitle.push(marks::ELEMENT);
+            subtitle.push_str(&elements.len().to_string());
+            elements.push(element);
+        };
+        // What does not fit is in the tooltip, and so are all counters.
+        push("", format!("<title>{}</title>", account(profile)));
+        for kind in &colours::KINDS {
             if self.has(kind.kind) {
                 // Ordinary spaces are run together.
-                subtitle.push_str("\u{a0}\u{a0} ");
-                subtitle.push(marks::LEGEND);
-                subtitle.push_str(&number.to_string());
+                push("\u{a0}\u{a0} ", legend_entry(kind));
             }
         }
         subtitle
@@ -205,9 +220,10 @@ impl Figure {
             .replace('(', "[")
             .replace(')', "]");
         let detail = match (function.kind, function.first_line) {
-            (FunctionKind::CFunction, _) if &*function.file == "<cfunc>" => "C".to_owned(),
-            (_, 0) => file,
-            (_, line) => format!("{file}:{line}"),
+            (FunctionKind::CFunction, _) if &*function.file == "<cfunc>" => Some("C".to_owned()),
+            _ if file.is_empty() => None,
+            (_, 0) => Some(file),
+            (_, line) => Some(format!("{file}:{line}")),
         };
         Self {
             name: text::folded(&function.label).into_owned(),
@@ -229,13 +245,17 @@ impl Figure {
 }
 
 /// The coloured square of a kind, and its name.
-fn legend_entry(number: usize) -> Option<String> {
-    let kind = colours::KINDS.get(number)?;
-    let flamegraph::color::Color { r, g, b } = kind.middle();
-    Some(format!(
-        "<tspan fill=\"rgb({r},{g},{b})\">■</tspan> {}",
-        kind.name
-    ))
+fn legend_entry(kind: &colours::Kind) -> String {
+    let Color { r, g, b } = kind.middle();
+    let name = kind.name;
+    format!(r#"<tspan fill="rgb({r},{g},{b})">■</tspan> {name}"#)
+}
+
+/// Everything a reader needs to judge the profile, a line each.
+fn account(profile: &Profile) -> String {
+    let lines = summary::account(profile);
+    let lines: Vec<_> = lines.iter().map(|line| text::plain(line)).collect();
+    text::xml(&lines.join("\n"))
 }
 
 /// Inferno makes an error of a profile without samples; it is none.
@@ -292,6 +312,14 @@ mod tests {
             .map(|entry| entry.split('\u{a0}').next().unwrap())
             .collect();
         assert_eq!(legend, ["Ruby", "method in C", "not known"]);
+        let account = elements(&svg, "title")[0];
+        for line in [
+            "tool: rbprof 0.1.0",
+            "samples due: 102",
+            "names not read: 0",
+        ] {
+            assert!(account.lines().any(|found| found == line), "{account}");
+        }
     }
 
     #[test]
@@ -309,7 +337,7 @@ mod tests {
         }
         let texts = elements(&svg, "text");
         assert!(texts.contains(&"Shop::Order#total"), "{texts:?}");
-        assert!(!svg.contains([marks::FRAME, marks::LEGEND]));
+        assert!(!svg.contains([marks::FRAME, marks::ELEMENT]));
     }
 
     #[test]
@@ -329,6 +357,10 @@ mod tests {
         let svg = written(&example::profile());
         let rule = r#"find_child(e, "title").textContent.replace(/\([^(]*\)$/,"")"#;
         assert_eq!(svg.matches(rule).count(), 2, "inferno's script has changed");
+        assert!(
+            svg.contains("stroke-width:0.4;"),
+            "inferno's style has changed"
+        );
     }
 
     #[test]
