@@ -3,6 +3,8 @@
 //! Needs Go, or Node.js with npm. Where one is missing its test says so and
 //! passes, unless `RBPROF_REQUIRE_ALL=1` is set, as in CI.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::env;
 use std::fs;
 use std::path::Path;

@@ -250,6 +250,12 @@ impl Profile {
             .map(|(index, function)| (FunctionId::from_index(index), function))
     }
 
+    /// All mappings, in the order of their ids.
+    pub fn mappings(&self) -> impl ExactSizeIterator<Item = (MappingId, &Mapping)> {
+        (self.mappings.iter().enumerate())
+            .map(|(index, mapping)| (MappingId::from_index(index), mapping))
+    }
+
     /// All locations, in the order of their ids.
     pub fn locations(&self) -> impl ExactSizeIterator<Item = (LocationId, &Location)> {
         (self.locations.iter().enumerate())

@@ -57,16 +57,46 @@ pub fn write(profile: &Profile, out: impl Write) -> io::Result<()> {
 const CPU: &str = "cpu";
 const NANOSECONDS: &str = "nanoseconds";
 
+/// Which things of a kind have been written, and under which ids: the format
+/// wants them from 1, and they are given in order of first use.
+struct Written {
+    /// By index in the profile; 0 is not written.
+    ids: Vec<u64>,
+    last: u64,
+}
+
+impl Written {
+    fn new(length: usize) -> Self {
+        Self {
+            ids: vec![0; length],
+            last: 0,
+        }
+    }
+
+    /// The id of the thing at `index`, and whether it is a new one; 0 when
+    /// there is no such thing.
+    fn id(&mut self, index: usize) -> (u64, bool) {
+        match self.ids.get_mut(index) {
+            Some(id) if *id == 0 => {
+                self.last += 1;
+                *id = self.last;
+                (*id, true)
+            }
+            Some(id) => (*id, false),
+            None => (0, false),
+        }
+    }
+}
+
 struct Encoder<'a, W: Write> {
     profile: &'a Profile,
     out: W,
     /// Bytes of the part being written.
     part: Vec<u8>,
     strings: IndexSet<Box<str>>,
-    /// What has been written already: the place in the set plus 1 is the id.
-    mappings: IndexSet<MappingId>,
-    functions: IndexSet<FunctionId>,
-    locations: IndexSet<LocationId>,
+    mappings: Written,
+    functions: Written,
+    locations: Written,
 }
 
 impl<'a, W: Write> Encoder<'a, W> {
@@ -76,9 +106,9 @@ impl<'a, W: Write> Encoder<'a, W> {
             out,
             part: Vec::new(),
             strings: IndexSet::from([Box::from("")]),
-            mappings: IndexSet::new(),
-            functions: IndexSet::new(),
-            locations: IndexSet::new(),
+            mappings: Written::new(profile.mappings().len()),
+            functions: Written::new(profile.functions().len()),
+            locations: Written::new(profile.locations().len()),
         }
     }
 
@@ -144,7 +174,11 @@ impl<'a, W: Write> Encoder<'a, W> {
             };
             sample.location_id.clear();
             for id in profile.stack(stack) {
-                sample.location_id.push(self.location(id)?);
+                match self.location(id)? {
+                    // An id of another profile. Readers refuse files with 0.
+                    0 => {}
+                    id => sample.location_id.push(id),
+                }
             }
             sample.value.clear();
             sample.value.push(number(count));
@@ -204,8 +238,7 @@ impl<'a, W: Write> Encoder<'a, W> {
     }
 
     fn location(&mut self, id: LocationId) -> io::Result<u64> {
-        let (index, new) = self.locations.insert_full(id);
-        let written = index as u64 + 1;
+        let (written, new) = self.locations.id(id.index());
         if let (true, Some(location)) = (new, self.profile.location(id)) {
             let location = message::Location {
                 id: written,
@@ -225,8 +258,7 @@ impl<'a, W: Write> Encoder<'a, W> {
     }
 
     fn function(&mut self, id: FunctionId) -> io::Result<u64> {
-        let (index, new) = self.functions.insert_full(id);
-        let written = index as u64 + 1;
+        let (written, new) = self.functions.id(id.index());
         if let (true, Some(function)) = (new, self.profile.function(id)) {
             let Function {
                 kind: _,
@@ -255,8 +287,7 @@ impl<'a, W: Write> Encoder<'a, W> {
     }
 
     fn mapping(&mut self, id: MappingId) -> io::Result<u64> {
-        let (index, new) = self.mappings.insert_full(id);
-        let written = index as u64 + 1;
+        let (written, new) = self.mappings.id(id.index());
         if let (true, Some(mapping)) = (new, self.profile.mapping(id)) {
             let Mapping {
                 start,

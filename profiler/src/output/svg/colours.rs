@@ -29,7 +29,7 @@ pub(super) const KINDS: [Kind; 5] = [
     },
     Kind {
         kind: FunctionKind::CFunction,
-        name: "method in C",
+        name: "C",
         base: (240, 190, 60),
         spread: (12, 36, 48),
     },
@@ -47,7 +47,7 @@ pub(super) const KINDS: [Kind; 5] = [
     },
     Kind {
         kind: FunctionKind::Marker,
-        name: "not known",
+        name: "unknown",
         base: (178, 178, 178),
         spread: (0, 0, 0),
     },

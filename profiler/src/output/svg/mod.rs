@@ -311,7 +311,7 @@ mod tests {
         let legend: Vec<&str> = (legend.iter())
             .map(|entry| entry.split('\u{a0}').next().unwrap())
             .collect();
-        assert_eq!(legend, ["Ruby", "method in C", "not known"]);
+        assert_eq!(legend, ["Ruby", "C", "unknown"]);
         let account = elements(&svg, "title")[0];
         for line in [
             "tool: rbprof 0.1.0",
