@@ -41,7 +41,10 @@ pub fn all() -> Result<Vec<Truth>> {
     let mut paths: Vec<_> = fs::read_dir(&folder)
         .with_context(|| format!("reading {}", folder.display()))?
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "json")
+        })
         .collect();
     paths.sort();
     paths

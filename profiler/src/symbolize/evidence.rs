@@ -175,11 +175,7 @@ struct Stretch {
     notes_end: usize,
 }
 
-fn verify_round<M: TargetMemory>(
-    notes: &mut [(Note, usize)],
-    memory: &M,
-    holds: &mut [bool],
-) {
+fn verify_round<M: TargetMemory>(notes: &mut [(Note, usize)], memory: &M, holds: &mut [bool]) {
     notes.sort_unstable();
     let stretches = stretches(notes);
     let mut buffers: Vec<Vec<u8>> = stretches

@@ -87,9 +87,8 @@ impl HiddenIvars {
         };
         match layout.class_names {
             ClassNames::IvarTable { extension, iv_tbl } => {
-                Table::read(reader, class, extension, iv_tbl)?.map_or(Ok(None), |table| {
-                    table.lookup(reader, id)
-                })
+                Table::read(reader, class, extension, iv_tbl)?
+                    .map_or(Ok(None), |table| table.lookup(reader, id))
             }
             ClassNames::Shapes { iv_ptr, .. } => {
                 let shape = shape_of(reader, class)?;
@@ -395,10 +394,7 @@ fn shape_of<M: TargetMemory>(reader: &mut Reader<'_, M>, class: u64) -> Result<u
 }
 
 /// Whether a list of shapes begins with the root shape.
-fn check_shape_list<M: TargetMemory>(
-    reader: &Reader<'_, M>,
-    list: u64,
-) -> Result<(), Unreadable> {
+fn check_shape_list<M: TargetMemory>(reader: &Reader<'_, M>, list: u64) -> Result<(), Unreadable> {
     let root = Shape::read(reader, list, 0)?;
     let is_root = root.edge == 0
         && root.next_index == 0

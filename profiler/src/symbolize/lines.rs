@@ -61,9 +61,7 @@ pub(super) fn line<M: TargetMemory>(
         }
     };
     let offset = entry.wrapping_mul(u64::from(layout.insn_info_entry));
-    Ok(iseq::line_number(
-        reader.int(entries.wrapping_add(offset))?,
-    ))
+    Ok(iseq::line_number(reader.int(entries.wrapping_add(offset))?))
 }
 
 /// How many entries begin at or before `position`.
@@ -123,7 +121,10 @@ mod tests {
         memory.put(BODY, 1 | words << 32);
         memory.put(BODY + fixed::BODY_ENCODED, CODE);
         memory.put(BODY + u64::from(layout.insns_info), ENTRIES);
-        memory.put(BODY + u64::from(layout.insns_info_size), starts.len() as u64);
+        memory.put(
+            BODY + u64::from(layout.insns_info_size),
+            starts.len() as u64,
+        );
         memory.put(BODY + u64::from(layout.succ_index_table), TABLE);
         for (index, _) in starts.iter().enumerate() {
             let entry = ENTRIES + index as u64 * u64::from(layout.insn_info_entry);
@@ -140,7 +141,8 @@ mod tests {
             let before = upto(base - 1);
             let at = TABLE + 48 + block * 80;
             memory.put(at, before);
-            let small = (1..8).map(|part| (upto(base + part * 64 - 1) - before) << ((part - 1) * 9));
+            let small =
+                (1..8).map(|part| (upto(base + part * 64 - 1) - before) << ((part - 1) * 9));
             memory.put(at + 8, small.sum());
             for part in 0..8 {
                 let bits = (0..64)
@@ -156,7 +158,9 @@ mod tests {
     fn every_position_finds_the_entry_that_covers_it() {
         for layout in LAYOUTS.iter().map(|layout| &layout.names) {
             let words = 1500;
-            let starts: Vec<u64> = (0..words).filter(|at| at % 7 == 0 || at % 11 == 3).collect();
+            let starts: Vec<u64> = (0..words)
+                .filter(|at| at % 7 == 0 || at % 11 == 3)
+                .collect();
             let memory = sequence(layout, words, &starts);
             for position in 0..words {
                 let covering = starts.iter().filter(|&&start| start <= position).count();

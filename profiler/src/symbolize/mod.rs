@@ -472,7 +472,14 @@ impl RubyNames {
         let owner = self.owner_of_code(reader, &iseq, method_entry);
         let label: Arc<str> = Labelled::find(reader, names, iseq)
             .and_then(|labelled| labelled.label(reader, names, owner.as_ref()))
-            .map_or_else(|Unreadable| missing(reader, UNREADABLE), Into::into);
+            .map(Into::into)
+            .or_else(|Unreadable| {
+                // The label Ruby gave the sequence itself says the same, without
+                // a class.
+                reader.give_up_part();
+                iseq.label(reader, names)
+            })
+            .unwrap_or_else(|Unreadable| missing(reader, UNREADABLE));
         let base_label = iseq
             .base_label(reader, names)
             .unwrap_or_else(|Unreadable| missing(reader, UNREADABLE));
