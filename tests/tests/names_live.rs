@@ -9,7 +9,6 @@
     reason = "helpers of tests fail as tests do"
 )]
 
-
 use rbprof::profile::Function;
 use rbprof::profile::FunctionKind;
 use rbprof::symbolize::Resolved;
@@ -65,12 +64,8 @@ impl Target {
     }
 
     fn names(&self) -> RubyNames {
-        RubyNames::new(
-            self.layout,
-            self.program.version,
-            self.roots.global_symbols,
-        )
-        .with_vm(self.roots.vm)
+        RubyNames::new(self.layout, self.program.version, self.roots.global_symbols)
+            .with_vm(self.roots.vm)
     }
 
     /// The main thread's frames, and whether the walk was complete.
@@ -182,7 +177,11 @@ fn every_kind_of_frame_is_named_as_ruby_names_it() {
         if function.kind == FunctionKind::CFunction {
             assert_eq!((&*function.file, found.line), ("<cfunc>", 0), "{context}");
         } else if !function.file.starts_with("<internal:") {
-            assert_eq!((&*function.file, found.line), (&*said.file, said.line), "{context}");
+            assert_eq!(
+                (&*function.file, found.line),
+                (&*said.file, said.line),
+                "{context}"
+            );
         }
         if target.program.version >= Version::new(3, 4, 0) {
             assert_eq!(*function.label, *said.label, "{context}");

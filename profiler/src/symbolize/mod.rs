@@ -28,6 +28,8 @@ mod strings;
 mod symbol_table;
 #[cfg(test)]
 mod test_memory;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -42,6 +44,7 @@ use self::cache::Cache;
 use self::classes::Classes;
 use self::classes::Owner;
 use self::evidence::Evidence;
+use self::evidence::Metered;
 use self::evidence::Reader;
 use self::evidence::Unreadable;
 use self::evidence::verify;
@@ -207,6 +210,10 @@ struct Pass<'a, M> {
     refused: &'a HashSet<Key>,
 }
 
+/// Reads of target memory in one pass over a stack. An unknown name takes about
+/// 50, and a stack rarely has more than a few hundred different ones.
+const MAX_READS: u32 = 1 << 19;
+
 /// Attempts to read names whose evidence keeps changing; after that, none of
 /// the stack's names is shown.
 const ATTEMPTS: u32 = 4;
@@ -253,8 +260,9 @@ impl RubyNames {
         let mut refused = HashSet::new();
         for attempt in 1.. {
             out.truncate(begin);
+            let metered = Metered::new(memory, MAX_READS);
             let mut pass = Pass {
-                memory,
+                memory: &metered,
                 fresh: HashSet::new(),
                 refused: &refused,
             };
