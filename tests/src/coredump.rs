@@ -161,7 +161,7 @@ impl CoreDump {
     }
 
     fn read_notes(&mut self, notes: &[u8], align: u64, machine: elf::Machine) -> Result<()> {
-        let mut notes = NoteIterator::<FileHeader64<LE>>::new(LE, align.into(), notes)?;
+        let mut notes = NoteIterator::<FileHeader64<LE>>::new(LE, align, notes)?;
         while let Some(note) = notes.next()? {
             match (note.name(), note.n_type(LE)) {
                 (b"CORE", elf::NT_PRSTATUS) => self.threads.push(thread(note.desc(), machine)?),

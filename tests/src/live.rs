@@ -91,6 +91,55 @@ impl Program {
         Ok(())
     }
 
+    /// Stops the program and waits until all of it has stopped.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn stop(&self) -> Result<()> {
+        self.signal("-STOP")?;
+        while !self.has_stopped()? {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Lets a stopped program go on.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn cont(&self) -> Result<()> {
+        self.signal("-CONT")
+    }
+
+    fn signal(&self, signal: &str) -> Result<()> {
+        let status = Command::new("kill")
+            .args([signal, &self.child.id().to_string()])
+            .status()?;
+        anyhow::ensure!(status.success(), "the program has ended");
+        Ok(())
+    }
+
+    fn has_stopped(&self) -> Result<bool> {
+        for task in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let stat = fs::read_to_string(task?.path().join("stat"))?;
+            let state = stat.rsplit(") ").next().unwrap_or_default();
+            if !state.starts_with('T') {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The title the program has given itself.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn title(&self) -> Result<String> {
+        let title = fs::read(format!("/proc/{}/cmdline", self.child.id()))?;
+        let title = title.split(|&byte| byte == 0).next().unwrap_or_default();
+        Ok(String::from_utf8_lossy(title).trim_end_matches('.').into())
+    }
+
     /// What memory it has, and which files are mapped there.
     ///
     /// # Errors

@@ -30,6 +30,7 @@ pub struct Roots {
 ///
 /// # Panics
 /// When there is none, or more than one.
+#[expect(clippy::panic, reason = "a helper of tests fails as tests do")]
 pub fn find<M: Memory + TargetMemory>(
     memory: &M,
     data: &[Segment],

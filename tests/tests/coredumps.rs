@@ -1,5 +1,10 @@
 //! Walk and names on the core dumps of `rbspy-testdata`, against stacks that
 //! were worked out by hand.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
 
 use rbprof::profile::Function;
 use rbprof::profile::FunctionKind;
@@ -82,95 +87,42 @@ fn shown(frame: &Resolved) -> String {
     format!("{label} {file}:{}", frame.line)
 }
 
-/// What Ruby 3.4 prints for a frame of the truth that says what its code and
-/// its class are: a block that is a method's body is labelled like any block,
-/// and evaluated code like the code around it.
-fn as_ruby_prints(truth: &TrueFrame) -> &str {
-    match truth.label.as_str() {
-        "ClassK: <compiled>" => "ClassK#hello",
-        "ClassL: <compiled>" => "ClassL#hello",
-        "ClassM: <compiled>" => "ClassM#hello",
-        label => match label.strip_suffix(", define_method") {
-            Some(block) => block.split_once(": ").map_or(block, |(_, block)| block),
-            None => label,
-        },
-    }
+/// What has to be shown for a frame.
+fn expected(truth: &TrueFrame) -> &str {
+    let better = truth.c_name.as_ref().or(truth.ruby34_label.as_ref());
+    better.unwrap_or(&truth.label)
 }
 
 fn same(found: &Resolved, truth: &TrueFrame) -> bool {
     let function = &*found.function;
-    let expected = as_ruby_prints(truth);
-    let label = match expected.strip_suffix("<C function>") {
-        Some(class) => {
-            function.kind == FunctionKind::CFunction
-                && function.label.starts_with(class)
-                && !function.base_label.starts_with('<')
-        }
-        None => *function.label == *expected,
+    let file = match &truth.path {
+        Some(path) => function.file.ends_with(path),
+        None => function.kind == FunctionKind::CFunction && &*function.file == "<cfunc>",
     };
-    let file = truth.file.as_deref().is_none_or(|expected| {
-        let found = function.file.rsplit('/').next().unwrap_or_default();
-        match expected.strip_prefix("(eval at ...") {
-            Some(line) => function.file.starts_with("(eval at /") && found.ends_with(line),
-            None => found == expected,
-        }
-    });
-    label && file && truth.line.is_none_or(|line| found.line == line)
+    let line = truth.line.or(truth.path_line).unwrap_or(0);
+    *function.label == *expected(truth) && file && found.line == line
 }
 
-/// Dumps that a file of truth may be about: its name there, the dump's file and
-/// release, and what the C methods are called that the scripts are known to
-/// call, leaf first.
-const DUMPS: [(&str, &str, Version, &[&str]); 8] = [
-    (
-        "2.7.2",
-        "2.7.2",
-        Version::new(2, 7, 2),
-        &["Kernel#sleep", "Kernel#loop"],
-    ),
-    (
-        "3.0.0",
-        "3.0.0",
-        Version::new(3, 0, 0),
-        &["Kernel#sleep", "Kernel#loop"],
-    ),
-    (
-        "3.1.0",
-        "3.1.0",
-        Version::new(3, 1, 0),
-        &["Kernel#sleep", "Kernel#loop"],
-    ),
-    (
-        "3.2.0",
-        "3.2.0",
-        Version::new(3, 2, 0),
-        &["Kernel#sleep", "Kernel#loop"],
-    ),
-    ("3.3.0", "3.3.0", Version::new(3, 3, 0), &["Kernel#sleep"]),
+/// Dumps that a file of truth may be about: its name there, the dump's file, and
+/// the release.
+const DUMPS: [(&str, &str, Version); 8] = [
+    ("2.7.2", "2.7.2", Version::new(2, 7, 2)),
+    ("3.0.0", "3.0.0", Version::new(3, 0, 0)),
+    ("3.1.0", "3.1.0", Version::new(3, 1, 0)),
+    ("3.2.0", "3.2.0", Version::new(3, 2, 0)),
+    ("3.3.0", "3.3.0", Version::new(3, 3, 0)),
     (
         "3.3.0-with-classes",
         "with-classes-3.3.0",
         Version::new(3, 3, 0),
-        &["Kernel#sleep"],
     ),
-    (
-        "3.4.5-complex",
-        "complex-3.4.5",
-        Version::new(3, 4, 5),
-        &[
-            "Kernel#sleep",
-            "UnboundMethod#bind_call",
-            "Kernel#eval",
-            "BasicObject#instance_eval",
-            "Kernel#eval",
-        ],
-    ),
-    ("4.0.0", "4.0.0", Version::new(4, 0, 0), &["Kernel#sleep"]),
+    ("3.4.5-complex", "complex-3.4.5", Version::new(3, 4, 5)),
+    ("4.0.0", "4.0.0", Version::new(4, 0, 0)),
 ];
 
 /// Checks the stack of a dump against the file of truth for it.
 fn check(name: &str) {
-    let (_, file, version, c_methods) = *DUMPS.iter().find(|dump| dump.0 == name).unwrap();
+    let (_, file, version) = *DUMPS.iter().find(|dump| dump.0 == name).unwrap();
     let truth = truth::all().unwrap();
     let truth = truth.iter().find(|truth| truth.dump == name).unwrap();
     let dump = Dump::load(file, version);
@@ -183,23 +135,6 @@ fn check(name: &str) {
         );
     }
     assert_eq!(stack.len(), truth.frames.len());
-
-    let found: Vec<&str> = stack
-        .iter()
-        .filter(|frame| frame.function.kind == FunctionKind::CFunction)
-        .map(|frame| &*frame.function.label)
-        .collect();
-    assert_eq!(found, c_methods);
-    for frame in &stack {
-        let function = &*frame.function;
-        let path = function.file.starts_with(['/', '(']) || function.file.starts_with("<internal:");
-        assert_eq!(
-            path,
-            function.kind == FunctionKind::Ruby,
-            "{}",
-            shown(frame)
-        );
-    }
 }
 
 #[test]
@@ -253,17 +188,20 @@ fn ruby_4_0_0() {
     check("4.0.0");
 }
 
-/// From 3.0 on, the context is in the thread's static TLS area, once.
+/// On x86-64, a thread has its context in one word of its static TLS area, as
+/// the search for it on a stripped Ruby expects.
 #[test]
 fn the_context_is_thread_local() {
-    for (file, version, place) in [
-        ("3.0.0", Version::new(3, 0, 0), 8),
-        ("3.1.0", Version::new(3, 1, 0), 8),
-    ] {
+    for (_, file, version) in DUMPS {
         let dump = Dump::load(file, version);
+        let has_thread_pointer = dump.memory.threads[0].thread_pointer.is_some();
+        let thread_local = has_thread_pointer && version >= Version::new(3, 0, 0);
         let places = roots::thread_local_places(&dump.memory, dump.roots.main.ec);
-        println!("{file}: {places:?} {place}");
-        assert_eq!(places.len(), 1, "{places:?}");
+        assert_eq!(
+            places.len(),
+            usize::from(thread_local),
+            "{file}: {places:?}"
+        );
     }
 }
 

@@ -9,6 +9,8 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+use std::collections::HashMap;
+
 use rbprof::profile::Function;
 use rbprof::profile::FunctionKind;
 use rbprof::symbolize::Resolved;
@@ -203,4 +205,117 @@ fn without_bodies_of_clauses(stack: Vec<Said>, version: Version) -> Vec<Said> {
             version >= Version::new(3, 4, 0) || !body
         })
         .collect()
+}
+
+/// The number in a name that ends with digits.
+fn number(name: &str) -> Option<u64> {
+    let digits = name.trim_start_matches(|c: char| !c.is_ascii_digit());
+    digits.parse().ok()
+}
+
+/// The number of the class that a frame of the churning program is of.
+fn number_of(frame: &Resolved) -> Option<u64> {
+    number(
+        frame
+            .function
+            .file
+            .strip_suffix(".rb")?
+            .strip_prefix("gen")?,
+    )
+}
+
+/// Everything about a frame of the churning program has the same number in it.
+fn assert_of_one_class(frame: &Resolved) {
+    let Some(n) = number_of(frame) else {
+        return;
+    };
+    let function = &*frame.function;
+    let labels = [
+        format!("C{n}#m{n}"),
+        format!("C{n}.s{n}"),
+        format!("block in C{n}#m{n}"),
+        format!("block (2 levels) in C{n}#m{n}"),
+        format!("<class:C{n}>"),
+        "<main>".to_owned(),
+    ];
+    // Read outside of a stop, a method entry may belong to another moment: then
+    // there is no class, never a wrong one.
+    let bare = [
+        format!("m{n}"),
+        format!("s{n}"),
+        format!("block in m{n}"),
+        format!("block (2 levels) in m{n}"),
+        UNREADABLE.to_owned(),
+    ];
+    let known = labels.iter().chain(&bare);
+    assert!(
+        known.clone().any(|label| **label == *function.label),
+        "{}",
+        shown(frame)
+    );
+    let lines = [0, n as u32, n as u32 + 1, n as u32 + 2];
+    assert!(lines.contains(&frame.line), "{}", shown(frame));
+}
+
+const UNREADABLE: &str = "<unreadable>";
+
+#[test]
+fn names_never_come_from_recycled_objects() {
+    let target = Target::start(include_str!("../programs/churn.rb"));
+    let mut names = target.names();
+    let (mut in_method, mut recycled, mut seen) = (0, 0, HashMap::new());
+    for _ in 0..600 {
+        target.program.stop().unwrap();
+        let (frames, complete) = target.frames();
+        assert!(complete);
+        if !names.revalidate(&frames, &target.program) {
+            recycled += 1;
+        }
+        let mut stack = Vec::new();
+        names.resolve(&frames, &target.program, &mut stack);
+        let at = number(&target.program.title().unwrap());
+        target.program.cont().unwrap();
+
+        for frame in &frames {
+            seen.entry(frame.iseq()).or_insert_with(Vec::new).extend(at);
+        }
+        for frame in &stack {
+            let Some(n) = number_of(frame) else {
+                continue;
+            };
+            assert_of_one_class(frame);
+            assert_ne!(&*frame.function.label, UNREADABLE);
+            // The one that is running, not one that was there before.
+            assert_eq!(Some(n), at, "{}", shown(frame));
+            in_method += usize::from(frame.function.label.contains('C'));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let reused = seen
+        .values()
+        .filter(|numbers| numbers.iter().any(|n| *n != numbers[0]))
+        .count();
+    println!(
+        "{in_method} frames in methods, {recycled} stacks recycled, {reused} addresses reused"
+    );
+    assert!(in_method > 100, "{in_method}");
+    assert!(recycled > 10, "{recycled}");
+}
+
+#[test]
+fn names_read_from_a_running_program_are_of_one_moment() {
+    let target = Target::start(include_str!("../programs/churn.rb"));
+    let mut names = target.names();
+    let mut in_method = 0;
+    for _ in 0..3000 {
+        let (frames, _) = target.frames();
+        names.revalidate(&frames, &target.program);
+        let mut stack = Vec::new();
+        names.resolve(&frames, &target.program, &mut stack);
+        for frame in &stack {
+            assert_of_one_class(frame);
+            in_method += usize::from(number_of(frame).is_some());
+        }
+    }
+    assert!(in_method > 100, "{in_method}");
 }

@@ -183,7 +183,7 @@ fn a_name_does_not_survive_the_object_it_was_read_from() {
         (
             |p| {
                 p.memory
-                    .put(ISEQ + 0x100 + fixed::BODY_ENCODED, CODE + 0x1000)
+                    .put(ISEQ + 0x100 + fixed::BODY_ENCODED, CODE + 0x1000);
             },
             "<unreadable> :0",
         ),
