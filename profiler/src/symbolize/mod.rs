@@ -12,6 +12,7 @@
 //! | [`iseq`], [`methods`] | instruction sequences and method entries |
 //! | [`lines`] | from the program counter to the line |
 //! | [`classes`], [`hidden_ivars`] | class names, on every release |
+//! | [`method_table`] | whether a class has a method |
 //! | [`symbol_table`] | names of C methods |
 //! | [`labels`] | how Ruby puts a label together |
 
@@ -23,6 +24,7 @@ mod hidden_ivars;
 mod iseq;
 mod labels;
 mod lines;
+mod method_table;
 mod methods;
 mod strings;
 mod symbol_table;
@@ -526,7 +528,7 @@ impl RubyNames {
             // was sampled.
             match method.body {
                 Body::Iseq(of_method) if of_method != iseq.local => Err(Unreadable),
-                _ => self.classes.owner(reader, self.names, method.owner),
+                _ => self.classes.owner(reader, self.names, &method),
             }
         });
         owner.unwrap_or_else(|Unreadable| {
@@ -554,7 +556,7 @@ impl RubyNames {
             .unwrap_or_else(|| UNKNOWN_C_FUNCTION.into());
         let owner = self
             .classes
-            .owner(reader, self.names, method.owner)
+            .owner(reader, self.names, &method)
             .unwrap_or_else(|Unreadable| {
                 reader.give_up_part();
                 None

@@ -82,6 +82,8 @@ impl Program {
         memory.put(at, object_type::IMEMO | imemo::MENT << 12);
         memory.put(at + fixed::METHOD_DEFINITION, at + 0x100);
         memory.put(at + fixed::METHOD_OWNER, CLASS);
+        memory.put(at + fixed::METHOD_CALLED_ID, 1000 << 4);
+        memory.put(at + 0x100 + fixed::DEFINITION_ID, 1000 << 4);
         memory.put(at + 0x100 + fixed::DEFINITION_ISEQ, iseq);
     }
 
@@ -90,6 +92,11 @@ impl Program {
         self.memory.put(at, object_type::CLASS);
         self.memory.put(at + 32 + 112, 1 << 40);
         self.memory.put(at + 32 + 120, name);
+        // One method.
+        self.memory.put(at + 24, at + 0x800);
+        self.memory.put(at + 0x800, 1);
+        self.memory.put(at + 0x810, at + 0x900);
+        self.memory.put(at + 0x900, 1000);
     }
 
     fn names(&self) -> RubyNames {
@@ -166,11 +173,13 @@ fn a_steady_stack_is_checked_in_one_round() {
 #[test]
 fn a_name_does_not_survive_the_object_it_was_read_from() {
     type Change = fn(&mut Program);
-    let changes: [(Change, &str); 8] = [
+    let changes: [(Change, &str); 9] = [
         (|p| p.iseq(ISEQ, 1, 0, "other"), "Foo#other /a.rb:4"),
         (|p| p.class(CLASS, "Other"), "Other#bar /a.rb:4"),
         // Anonymous now.
         (|p| p.memory.put(CLASS + 32 + 112, 0), "bar /a.rb:4"),
+        // A class that has no such method.
+        (|p| p.memory.put(CLASS + 0x900, 1001), "bar /a.rb:4"),
         // The entry is now that of a method made of other code.
         (|p| p.method(METHOD, ISEQ + 0x1000), "bar /a.rb:4"),
         // No longer what they were.
