@@ -90,6 +90,8 @@ pub mod fixed {
 
     /// `rb_callable_method_entry_t.def`.
     pub const METHOD_DEFINITION: u64 = 16;
+    /// `rb_callable_method_entry_t.called_id`.
+    pub const METHOD_CALLED_ID: u64 = 24;
     /// `rb_callable_method_entry_t.owner`.
     pub const METHOD_OWNER: u64 = 32;
     /// `rb_method_definition_t.type`, in the low four bits.
@@ -254,6 +256,20 @@ pub enum ClassNames {
     },
 }
 
+/// Where a field of a class is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClassField {
+    /// At this offset from the class.
+    Direct(u16),
+    /// In a structure of its own.
+    Behind {
+        /// From the class to the pointer to the structure.
+        pointer: u16,
+        /// From the structure to the field.
+        offset: u16,
+    },
+}
+
 /// What the symbolizer must know of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameLayout {
@@ -283,6 +299,11 @@ pub struct NameLayout {
     pub singleton_flag: u64,
     /// Where class names are.
     pub class_names: ClassNames,
+    /// The methods of a class: its `m_tbl`.
+    pub method_table: ClassField,
+    /// What has the methods of a class that something was prepended to:
+    /// `rb_classext_t.origin_`.
+    pub origin: ClassField,
 }
 
 /// One release series: the versions it was checked against and the offsets.
@@ -321,12 +342,21 @@ const IVAR_TABLE: ClassNames = ClassNames::IvarTable {
     iv_tbl: 8,
 };
 
+/// A field of the class extension, up to 3.1.
+const fn in_extension(offset: u16) -> ClassField {
+    ClassField::Behind {
+        pointer: 24,
+        offset,
+    }
+}
+
 /// Names up to 3.1. The size of `insns_info` has not changed since 2.6.
 const fn old_names(
     parent_iseq: u16,
     jit_entry: u16,
     insn_info_entry: u16,
     last_operator_id: u64,
+    origin: u16,
 ) -> NameLayout {
     NameLayout {
         insns_info: 120,
@@ -341,6 +371,8 @@ const fn old_names(
         first_line: FirstLine::Fixnum,
         singleton_flag: 1 << 12,
         class_names: IVAR_TABLE,
+        method_table: in_extension(16),
+        origin: in_extension(origin),
     }
 }
 
@@ -351,6 +383,8 @@ const fn names(
     last_operator_id: u64,
     singleton_flag: u64,
     class_names: ClassNames,
+    method_table: u16,
+    origin: u16,
 ) -> NameLayout {
     NameLayout {
         insns_info: 112,
@@ -365,6 +399,8 @@ const fn names(
         first_line: FirstLine::Int,
         singleton_flag,
         class_names,
+        method_table: ClassField::Direct(method_table),
+        origin: ClassField::Direct(origin),
     }
 }
 
@@ -382,25 +418,28 @@ pub static LAYOUTS: [Layout; 8] = [
         from: Version::new(2, 6, 0),
         to: Version::new(2, 6, 10),
         walk: walk(56, 56, 24, 32, 72),
-        names: old_names(168, 264, 8, 164),
+        names: NameLayout {
+            method_table: ClassField::Direct(32),
+            ..old_names(168, 264, 8, 164, 64)
+        },
     },
     Layout {
         from: Version::new(2, 7, 0),
         to: Version::new(2, 7, 8),
         walk: walk(56, 56, 24, 32, 72),
-        names: old_names(168, 256, 8, 168),
+        names: old_names(168, 256, 8, 168, 64),
     },
     Layout {
         from: Version::new(3, 0, 0),
         to: Version::new(3, 0, 7),
         walk: walk(56, 56, 32, 40, 80),
-        names: old_names(168, 264, 8, 168),
+        names: old_names(168, 264, 8, 168, 72),
     },
     Layout {
         from: Version::new(3, 1, 0),
         to: Version::new(3, 1, 7),
         walk: walk(64, 48, 32, 40, 80),
-        names: old_names(168, 280, 12, 169),
+        names: old_names(168, 280, 12, 169, 80),
     },
     Layout {
         from: Version::new(3, 2, 0),
@@ -415,25 +454,27 @@ pub static LAYOUTS: [Layout; 8] = [
                 iv_ptr: 32,
                 vm_search: 1024,
             },
+            24,
+            112,
         ),
     },
     Layout {
         from: Version::new(3, 3, 0),
         to: Version::new(3, 3, 13),
         walk: walk(56, 48, 32, 48, 0),
-        names: names(160, 288, 169, 1 << 12, class_fields(32, 96, 120)),
+        names: names(160, 288, 169, 1 << 12, class_fields(32, 96, 120), 24, 112),
     },
     Layout {
         from: Version::new(3, 4, 0),
         to: Version::new(3, 4, 12),
         walk: walk(56, 48, 32, 48, 0),
-        names: names(160, 296, 170, 1 << 13, class_fields(32, 96, 120)),
+        names: names(160, 296, 170, 1 << 13, class_fields(32, 96, 120), 24, 112),
     },
     Layout {
         from: Version::new(4, 0, 0),
         to: Version::new(4, 0, 9),
         walk: walk(56, 48, 32, 48, 0),
-        names: names(168, 304, 171, 1 << 13, class_fields(24, 112, 128)),
+        names: names(168, 304, 171, 1 << 13, class_fields(24, 112, 128), 48, 120),
     },
 ];
 

@@ -161,7 +161,7 @@ impl CoreDump {
     }
 
     fn read_notes(&mut self, notes: &[u8], align: u64, machine: elf::Machine) -> Result<()> {
-        let mut notes = NoteIterator::<FileHeader64<LE>>::new(LE, align.into(), notes)?;
+        let mut notes = NoteIterator::<FileHeader64<LE>>::new(LE, align, notes)?;
         while let Some(note) = notes.next()? {
             match (note.name(), note.n_type(LE)) {
                 (b"CORE", elf::NT_PRSTATUS) => self.threads.push(thread(note.desc(), machine)?),
@@ -237,7 +237,10 @@ fn data_folder() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--format-version", "1", "--offline"])
-        .args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")])
+        .args([
+            "--manifest-path",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+        ])
         .output()
         .context("running cargo metadata")?;
     ensure!(
@@ -251,10 +254,16 @@ fn data_folder() -> Result<PathBuf> {
         .and_then(serde_json::Value::as_array)
         .into_iter()
         .flatten()
-        .find(|package| package.get("name").is_some_and(|name| name == "rbspy-testdata"))
+        .find(|package| {
+            package
+                .get("name")
+                .is_some_and(|name| name == "rbspy-testdata")
+        })
         .and_then(|package| package.get("manifest_path")?.as_str())
         .context("rbspy-testdata is not among the dependencies")?;
-    let folder = Path::new(manifest).parent().context("a manifest has no folder")?;
+    let folder = Path::new(manifest)
+        .parent()
+        .context("a manifest has no folder")?;
     Ok(folder.join("data"))
 }
 
@@ -265,7 +274,9 @@ impl TargetMemory for CoreDump {
         // Segments may lie side by side.
         let mut covered = address;
         while covered < end {
-            let next = self.segments.partition_point(|segment| segment.start <= covered);
+            let next = self
+                .segments
+                .partition_point(|segment| segment.start <= covered);
             let segment = next
                 .checked_sub(1)
                 .and_then(|index| self.segments.get(index))

@@ -2,8 +2,7 @@
 //!
 //! Each is named after a dump and says what the main thread was doing, leaf
 //! first. The frames were worked out by hand-checked reading of the dump, not
-//! by any profiler. `<C function>` is a C method whose name comes from the
-//! symbol table: some resolved name has to stand there.
+//! by any profiler; the README there has the form.
 
 use std::fs;
 use std::path::Path;
@@ -30,6 +29,14 @@ pub struct TrueFrame {
     pub file: Option<String>,
     /// The line under execution.
     pub line: Option<u32>,
+    /// What Ruby 3.4 prints, where `label` is something else.
+    pub ruby34_label: Option<String>,
+    /// Owner and name of a C method.
+    pub c_name: Option<String>,
+    /// The path Ruby has, in full; it may be relative.
+    pub path: Option<String>,
+    /// The line of a frame whose label cannot be read.
+    pub path_line: Option<u32>,
 }
 
 /// Every stack that is known.
@@ -41,7 +48,10 @@ pub fn all() -> Result<Vec<Truth>> {
     let mut paths: Vec<_> = fs::read_dir(&folder)
         .with_context(|| format!("reading {}", folder.display()))?
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "json")
+        })
         .collect();
     paths.sort();
     paths

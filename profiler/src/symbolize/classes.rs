@@ -11,6 +11,8 @@ use super::evidence::Reader;
 use super::evidence::Unreadable;
 use super::hidden_ivars::Hidden;
 use super::hidden_ivars::HiddenIvars;
+use super::method_table;
+use super::methods::Method;
 use super::strings;
 use crate::memory::TargetMemory;
 
@@ -40,20 +42,26 @@ impl Classes {
         }
     }
 
-    /// What to show before the name of a method of `class`: `None` for an
-    /// anonymous class, and for the singleton class of a plain object.
+    /// What to show before the name of `method`: `None` for one of an anonymous
+    /// class, and of the singleton class of a plain object.
+    ///
+    /// A class that has no such method is not believed to be its owner: when
+    /// garbage is collected, a dead method entry may stay as it was for longer
+    /// than its class, and point at what has come in the place of that. So a
+    /// method loses its class when it is removed while it runs.
     pub(super) fn owner<M: TargetMemory>(
         &mut self,
         reader: &mut Reader<'_, M>,
         layout: &NameLayout,
-        class: u64,
+        method: &Method,
     ) -> Result<Option<Owner>, Unreadable> {
-        let mut class = class;
+        let mut class = method.owner;
         let mut flags = reader.masked(class, object_type::MASK | layout.singleton_flag)?;
         if flags & object_type::MASK == object_type::ICLASS {
             class = reader.word(class.wrapping_add(fixed::OBJECT_CLASS))?;
             flags = reader.masked(class, object_type::MASK | layout.singleton_flag)?;
         }
+        method_table::check(reader, layout, class, method)?;
         let singleton = match flags & object_type::MASK {
             object_type::CLASS => flags & layout.singleton_flag != 0,
             // The same flag means something else for a module.

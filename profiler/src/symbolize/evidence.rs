@@ -5,6 +5,8 @@
 //! noted down as it was; a cached name is good for as long as every note still
 //! holds, since the same words lead to the same name.
 
+use std::cell::Cell;
+
 use rbprof_common::Fault;
 
 use crate::memory::ReadRequest;
@@ -139,6 +141,31 @@ impl<'a, M: TargetMemory> Reader<'a, M> {
                 value,
             });
         }
+    }
+}
+
+/// Memory that can be read so often and no more: what bounds the time that a
+/// hostile target can take.
+#[derive(Debug)]
+pub(super) struct Metered<'a, M> {
+    memory: &'a M,
+    left: Cell<u32>,
+}
+
+impl<'a, M> Metered<'a, M> {
+    /// Memory that can be read `reads` times.
+    pub(super) fn new(memory: &'a M, reads: u32) -> Self {
+        Self {
+            memory,
+            left: Cell::new(reads),
+        }
+    }
+}
+
+impl<M: TargetMemory> TargetMemory for Metered<'_, M> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Fault> {
+        self.left.set(self.left.get().checked_sub(1).ok_or(Fault)?);
+        self.memory.read(address, buffer)
     }
 }
 

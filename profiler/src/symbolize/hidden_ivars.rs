@@ -49,13 +49,13 @@ pub(super) struct HiddenIvars {
 }
 
 /// After this many failures to learn, every class is taken for anonymous.
-const MAX_FAILURES: u32 = 1024;
+const MAX_FAILURES: u32 = 256;
 /// Superclasses on the way to `BasicObject`.
-const MAX_ANCESTORS: u32 = 4096;
+const MAX_ANCESTORS: u32 = 1024;
 /// Entries of an ivar table; classes have a handful.
 const MAX_ENTRIES: u64 = 8192;
 /// Variables of a shape: the length of its chain of parents.
-const MAX_SHAPE_DEPTH: u32 = 4096;
+const MAX_SHAPE_DEPTH: u32 = 1024;
 /// Shapes remembered.
 const SHAPES: usize = 1 << 14;
 

@@ -15,7 +15,7 @@ use super::iseq::IseqType;
 use crate::memory::TargetMemory;
 
 /// Sequences looked at for one label: the depth of blocks in blocks.
-const MAX_NESTING: u32 = 1024;
+const MAX_NESTING: u32 = 256;
 
 /// A method's name with the class it belongs to, if that has a name.
 pub(super) fn method_name(owner: Option<&Owner>, name: &str) -> String {

@@ -32,6 +32,8 @@ pub(super) enum Body {
 pub(super) struct Method {
     /// What it is made of.
     pub(super) body: Body,
+    /// The ID it was called by: another than `id` for an alias.
+    pub(super) called_id: u64,
     /// The ID it was defined under.
     pub(super) id: u64,
     /// The class or module it was defined in.
@@ -46,6 +48,7 @@ impl Method {
     ) -> Result<Self, Unreadable> {
         check_imemo(reader, address, imemo::MENT)?;
         let definition = reader.word(address.wrapping_add(fixed::METHOD_DEFINITION))?;
+        let called_id = reader.word(address.wrapping_add(fixed::METHOD_CALLED_ID))?;
         let owner = reader.word(address.wrapping_add(fixed::METHOD_OWNER))?;
         let kind = definition.wrapping_add(fixed::DEFINITION_TYPE);
         let body = match reader.masked(kind, TYPE_MASK)? {
@@ -54,6 +57,11 @@ impl Method {
             _ => Body::Other,
         };
         let id = reader.word(definition.wrapping_add(fixed::DEFINITION_ID))?;
-        Ok(Self { body, id, owner })
+        Ok(Self {
+            body,
+            called_id,
+            id,
+            owner,
+        })
     }
 }

@@ -12,6 +12,7 @@
 //! | [`iseq`], [`methods`] | instruction sequences and method entries |
 //! | [`lines`] | from the program counter to the line |
 //! | [`classes`], [`hidden_ivars`] | class names, on every release |
+//! | [`method_table`] | whether a class has a method |
 //! | [`symbol_table`] | names of C methods |
 //! | [`labels`] | how Ruby puts a label together |
 
@@ -23,11 +24,14 @@ mod hidden_ivars;
 mod iseq;
 mod labels;
 mod lines;
+mod method_table;
 mod methods;
 mod strings;
 mod symbol_table;
 #[cfg(test)]
 mod test_memory;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -42,6 +46,7 @@ use self::cache::Cache;
 use self::classes::Classes;
 use self::classes::Owner;
 use self::evidence::Evidence;
+use self::evidence::Metered;
 use self::evidence::Reader;
 use self::evidence::Unreadable;
 use self::evidence::verify;
@@ -207,6 +212,10 @@ struct Pass<'a, M> {
     refused: &'a HashSet<Key>,
 }
 
+/// Reads of target memory in one pass over a stack. An unknown name takes about
+/// 50, and a stack rarely has more than a few hundred different ones.
+const MAX_READS: u32 = 1 << 19;
+
 /// Attempts to read names whose evidence keeps changing; after that, none of
 /// the stack's names is shown.
 const ATTEMPTS: u32 = 4;
@@ -253,8 +262,9 @@ impl RubyNames {
         let mut refused = HashSet::new();
         for attempt in 1.. {
             out.truncate(begin);
+            let metered = Metered::new(memory, MAX_READS);
             let mut pass = Pass {
-                memory,
+                memory: &metered,
                 fresh: HashSet::new(),
                 refused: &refused,
             };
@@ -472,7 +482,14 @@ impl RubyNames {
         let owner = self.owner_of_code(reader, &iseq, method_entry);
         let label: Arc<str> = Labelled::find(reader, names, iseq)
             .and_then(|labelled| labelled.label(reader, names, owner.as_ref()))
-            .map_or_else(|Unreadable| missing(reader, UNREADABLE), Into::into);
+            .map(Into::into)
+            .or_else(|Unreadable| {
+                // The label Ruby gave the sequence itself says the same, without
+                // a class.
+                reader.give_up_part();
+                iseq.label(reader, names)
+            })
+            .unwrap_or_else(|Unreadable| missing(reader, UNREADABLE));
         let base_label = iseq
             .base_label(reader, names)
             .unwrap_or_else(|Unreadable| missing(reader, UNREADABLE));
@@ -511,7 +528,7 @@ impl RubyNames {
             // was sampled.
             match method.body {
                 Body::Iseq(of_method) if of_method != iseq.local => Err(Unreadable),
-                _ => self.classes.owner(reader, self.names, method.owner),
+                _ => self.classes.owner(reader, self.names, &method),
             }
         });
         owner.unwrap_or_else(|Unreadable| {
@@ -539,7 +556,7 @@ impl RubyNames {
             .unwrap_or_else(|| UNKNOWN_C_FUNCTION.into());
         let owner = self
             .classes
-            .owner(reader, self.names, method.owner)
+            .owner(reader, self.names, &method)
             .unwrap_or_else(|Unreadable| {
                 reader.give_up_part();
                 None

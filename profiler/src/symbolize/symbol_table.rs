@@ -61,6 +61,15 @@ impl SymbolTable {
     }
 }
 
+/// The serial number of an ID.
+pub(super) fn serial(layout: &NameLayout, id: u64) -> u64 {
+    if id > layout.last_operator_id {
+        id >> SCOPE_BITS
+    } else {
+        id
+    }
+}
+
 /// The name of `id` in the table at `table`.
 pub(super) fn read_name<M: TargetMemory>(
     reader: &mut Reader<'_, M>,
@@ -68,11 +77,7 @@ pub(super) fn read_name<M: TargetMemory>(
     table: u64,
     id: u64,
 ) -> Result<Arc<str>, Unreadable> {
-    let serial = if id > layout.last_operator_id {
-        id >> SCOPE_BITS
-    } else {
-        id
-    };
+    let serial = serial(layout, id);
     let units = reader.word(table.wrapping_add(fixed::SYMBOLS_IDS))?;
     let unit = arrays::element(reader, layout, units, serial / UNIT)?;
     let string = arrays::element(reader, layout, unit, serial % UNIT * 2)?;
