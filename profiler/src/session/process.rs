@@ -39,14 +39,22 @@ pub enum Readiness {
     NotRuby,
 }
 
+/// What names are read with; the same in a forked child.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    layout: &'static Layout,
+    version: Version,
+    global_symbols: Option<u64>,
+    /// The process's `rb_vm_t`, or 0.
+    vm: u64,
+}
+
 /// The Ruby in a process.
 #[derive(Debug)]
 pub struct Ruby {
     memory: ProcessMemory,
     names: RubyNames,
-    layout: &'static Layout,
-    version: Version,
-    global_symbols: Option<u64>,
+    facts: Facts,
     /// Stacks of the kernel half, as stacks of the profile; valid for the
     /// current `generation`.
     stacks: HashMap<u64, (u64, StackId)>,
@@ -92,29 +100,25 @@ impl Process {
     /// # Errors
     /// [`OpenError`] when its memory cannot be read.
     pub fn ready(target: Target) -> Result<Self, OpenError> {
-        let memory = ProcessMemory::open(target.process)?;
-        Ok(Self::with_ruby(
-            memory,
-            target.ruby.layout,
-            target.ruby.version,
-            target.global_symbols,
-        ))
+        let facts = Facts {
+            layout: target.ruby.layout,
+            version: target.ruby.version,
+            global_symbols: target.global_symbols,
+            vm: target.entry.vm,
+        };
+        Ok(Self::with_ruby(ProcessMemory::open(target.process)?, facts))
     }
 
-    fn with_ruby(
-        memory: ProcessMemory,
-        layout: &'static Layout,
-        version: Version,
-        global_symbols: Option<u64>,
-    ) -> Self {
-        let names = RubyNames::new(layout, version, global_symbols);
+    fn with_ruby(memory: ProcessMemory, facts: Facts) -> Self {
+        let mut names = RubyNames::new(facts.layout, facts.version, facts.global_symbols);
+        if facts.vm != 0 {
+            names = names.with_vm(facts.vm);
+        }
         Self {
             readiness: Readiness::Ready(Box::new(Ruby {
                 memory,
                 names,
-                layout,
-                version,
-                global_symbols,
+                facts,
                 stacks: HashMap::new(),
                 generation: 0,
             })),
@@ -130,12 +134,7 @@ impl Process {
             return None;
         };
         let memory = ProcessMemory::open(Arc::new(PinnedProcess::open(child).ok()?)).ok()?;
-        Some(Self::with_ruby(
-            memory,
-            ruby.layout,
-            ruby.version,
-            ruby.global_symbols,
-        ))
+        Some(Self::with_ruby(memory, ruby.facts))
     }
 
     /// Whether the process still exists.
