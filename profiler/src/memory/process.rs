@@ -329,6 +329,45 @@ mod tests {
         assert!(matches!(ProcessMemory::open(process), Err(OpenError::Gone)));
     }
 
+    /// Starts processes until one has the id `pid`, which must be free.
+    fn reuse(pid: u32) -> Option<std::process::Child> {
+        for _ in 0..200 {
+            // The next process gets the next free id behind this one.
+            std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
+            let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+            if child.id() == pid {
+                return Some(child);
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        None
+    }
+
+    #[test]
+    fn another_process_with_the_same_id_is_not_read() {
+        let mut first = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Arc::new(PinnedProcess::open(first.id()).unwrap());
+        let memory = ProcessMemory::open(Arc::clone(&process)).unwrap();
+        first.kill().unwrap();
+        first.wait().unwrap();
+        let Some(mut second) = reuse(first.id()) else {
+            eprintln!("skipped: the id of a process cannot be chosen here");
+            return;
+        };
+        let other = Arc::new(PinnedProcess::open(second.id()).unwrap());
+        let maps = String::from_utf8(other.read("maps").unwrap()).unwrap();
+        let address = u64::from_str_radix(maps.split('-').next().unwrap(), 16).unwrap();
+        let others = ProcessMemory::open(Arc::clone(&other)).unwrap();
+        let readable = TargetMemory::word(&others, address);
+        let through_the_first = TargetMemory::word(&memory, address);
+        second.kill().unwrap();
+        second.wait().unwrap();
+        assert!(readable.is_ok());
+        assert_eq!(through_the_first, Err(Fault));
+        assert_eq!(other.identity().pid, process.identity().pid);
+    }
+
     #[test]
     fn the_walk_reads_through_it() {
         let source: Vec<u64> = (0..600).map(|i| i * 3).collect();

@@ -261,6 +261,7 @@ pub fn relocations<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>) -> Vec<TlsRelo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::targets::tests::Words;
 
     #[test]
     fn the_main_program_s_block_is_where_linkers_put_it() {
@@ -291,5 +292,77 @@ mod tests {
         assert_eq!(of("/lib/ld-musl-x86_64.so.1"), CLibrary::Musl);
         assert_eq!(of("/lib/libc.musl-aarch64.so.1"), CLibrary::Musl);
         assert_eq!(of("/opt/ld-musl-x/libc.so.6"), CLibrary::Glibc);
+    }
+
+    #[test]
+    fn a_variable_is_reached_by_its_own_relocation_or_its_module_s() {
+        let relocation = |kind, slot, symbol: Option<&[u8]>| TlsRelocation {
+            kind,
+            slot,
+            symbol: symbol.map(<[u8]>::to_vec),
+            addend: 0,
+        };
+        let mut memory = Words(
+            [
+                (0x1010, 3),
+                (0x1020, 5),
+                (0x1030, 0),
+                (0x1040, (-16_i64).cast_unsigned()),
+            ]
+            .into(),
+        );
+        let own = relocation(TlsKind::Module, 0x10, Some(b"v"));
+        let module = relocation(TlsKind::Module, 0x20, None);
+        let other = relocation(TlsKind::Module, 0x30, Some(b"w"));
+        let offset = relocation(TlsKind::ThreadOffset, 0x40, Some(b"v"));
+        let descriptor = relocation(TlsKind::Descriptor, 0x50, Some(b"v"));
+        let reach = |relocations: &[&TlsRelocation], memory: &Words| {
+            let relocations: Vec<_> = relocations.iter().copied().cloned().collect();
+            access(&relocations, 0x1000, b"v", 8, memory)
+        };
+        let block = |module| Access::Block { module, offset: 8 };
+        assert_eq!(reach(&[&other, &module, &own], &memory), block(3));
+        assert_eq!(reach(&[&other, &module], &memory), block(5));
+        assert_eq!(
+            reach(&[&other, &offset], &memory),
+            Access::ThreadOffset(-16)
+        );
+        assert_eq!(reach(&[&other, &descriptor], &memory), Access::Unknown);
+        memory.0.insert(0x1010, 0);
+        assert_eq!(reach(&[&own], &memory), Access::NotLoaded);
+    }
+
+    #[test]
+    fn only_a_proven_static_block_is_folded() {
+        // Two threads with their vectors; module 1 is static, module 2 is not,
+        // module 3 lies differently in each.
+        let mut memory = Words::default();
+        let threads = [0x10_0000, 0x20_0000].map(|value| ThreadPointer { tid: 1, value });
+        for (index, thread) in (0_u64..).zip(threads) {
+            let vector = thread.value + 0x1000;
+            memory.0.extend([
+                (thread.value + 8, vector),
+                (vector - 16, 3),
+                (vector + 16, thread.value - 0x40),
+                (vector + 24, 0),
+                (vector + 32, thread.value - 0x80),
+                (vector + 40, thread.value - 0x80),
+                (vector + 48, thread.value - 0x80 - 16 * index),
+                (vector + 56, 0),
+            ]);
+        }
+        let of = |library, module, threads: &[ThreadPointer], memory: &Words| {
+            fold(library, Machine::X86_64, module, threads, memory)
+        };
+        let glibc = CLibrary::Glibc;
+        assert_eq!(of(glibc, 1, &threads, &memory), Some(-0x40));
+        assert_eq!(of(CLibrary::Musl, 1, &threads, &memory), None);
+        assert_eq!(of(glibc, 2, &threads, &memory), None);
+        assert_eq!(of(glibc, 3, &threads, &memory), None);
+        assert_eq!(of(glibc, 3, &threads[..1], &memory), Some(-0x80));
+        // Beyond the end of the vectors, and above the thread pointer.
+        assert_eq!(of(glibc, 4, &threads, &memory), None);
+        memory.0.insert(0x10_1010, 0x10_0040);
+        assert_eq!(of(glibc, 1, &threads[..1], &memory), None);
     }
 }

@@ -97,3 +97,84 @@ pub fn vm_knows_its_main_thread<M: Memory>(
     let main = memory.word(vm.wrapping_add(VM_MAIN_THREAD))?;
     Ok(memory.word(main.wrapping_add(entry.layout.thread_vm.into()))? == vm)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::targets::tests::Words;
+    use rbprof_common::layout::LAYOUTS;
+    use rbprof_common::process::root;
+
+    const TP: u64 = 0x1000;
+    const EC: u64 = 0x2000;
+    const THREAD: u64 = 0x3000;
+    const VM: u64 = 0x4000;
+    const STACK: u64 = 0x8000;
+
+    /// A process with one Ruby thread, by the newest layout.
+    fn process() -> (ProcessEntry, Words) {
+        let layout = LAYOUTS[LAYOUTS.len() - 1].walk;
+        let entry = ProcessEntry {
+            root: root::TLS_STATIC,
+            ec: -8,
+            layout,
+            ..ProcessEntry::default()
+        };
+        let words = [
+            (TP - 8, EC),
+            (EC, STACK),
+            (EC + 8, 512),
+            (EC + 16, STACK + 2048),
+            (EC + u64::from(layout.ec_thread), THREAD),
+            (THREAD + u64::from(layout.thread_ec), EC),
+            (THREAD + u64::from(layout.thread_vm), VM),
+            (VM + VM_MAIN_THREAD, THREAD),
+        ];
+        (entry, Words(words.into()))
+    }
+
+    /// (validated, without, invalid)
+    fn counts(entry: &ProcessEntry, memory: &Words) -> (usize, usize, usize) {
+        let threads = [TP, 0].map(|value| ThreadPointer { tid: 1, value });
+        let evidence = check(entry, &threads, memory);
+        (evidence.validated.len(), evidence.without, evidence.invalid)
+    }
+
+    #[test]
+    fn a_context_must_be_its_thread_s_and_its_vm_s() {
+        let (mut entry, mut memory) = process();
+        assert_eq!(counts(&entry, &memory), (1, 0, 0));
+        assert_eq!(vm_knows_its_main_thread(VM, &entry, &memory), Ok(true));
+        entry.vm = VM;
+        assert_eq!(counts(&entry, &memory), (1, 0, 0));
+        entry.vm = VM + 8;
+        assert_eq!(counts(&entry, &memory), (0, 0, 1));
+        entry.vm = 0;
+
+        let back = THREAD + u64::from(entry.layout.thread_ec);
+        memory.0.insert(back, EC + 8);
+        assert_eq!(counts(&entry, &memory), (0, 0, 1));
+        memory.0.insert(back, EC);
+        memory.0.insert(EC + 16, STACK - 8);
+        assert_eq!(counts(&entry, &memory), (0, 0, 1));
+        memory.0.insert(TP - 8, 0);
+        assert_eq!(counts(&entry, &memory), (0, 1, 0));
+    }
+
+    #[test]
+    fn threads_of_two_vms_do_not_tell_the_vm() {
+        let one = |vm| Validated {
+            tid: 1,
+            ec: EC,
+            thread: THREAD,
+            vm,
+        };
+        let of = |validated| Evidence {
+            validated,
+            ..Evidence::default()
+        };
+        assert_eq!(of(vec![one(8), one(8)]).vm(), Some(8));
+        assert_eq!(of(vec![one(8), one(16)]).vm(), None);
+        assert_eq!(of(vec![]).vm(), None);
+    }
+}
