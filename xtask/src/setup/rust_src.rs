@@ -82,8 +82,11 @@ fn rustup_add(toolchain: &str) -> Command {
     add
 }
 
-/// The standard library's source in the toolchain in use.
-fn source() -> Result<Option<PathBuf>> {
+/// The standard library's source in the toolchain in use, if it is there.
+///
+/// # Errors
+/// If the toolchain's `rustc` cannot be run.
+pub fn source() -> Result<Option<PathBuf>> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let sysroot = cmd::output(
         Command::new(rustc)
