@@ -99,8 +99,12 @@ impl Session {
     /// Loads the kernel half. Ticks begin with [`Session::start`].
     ///
     /// # Errors
-    /// [`KernelError`] when the kernel half cannot be loaded.
-    pub fn new(options: &kernel::Options) -> Result<Self, KernelError> {
+    /// [`SessionError`] when the kernel half cannot be loaded, or knows other
+    /// process ids than this process.
+    pub fn new(options: &kernel::Options) -> Result<Self, SessionError> {
+        if !crate::targets::proc::in_initial_pid_namespace() {
+            return Err(SessionError::PidNamespace);
+        }
         let kernel = Kernel::load(options)?;
         let metadata = Metadata {
             start_unix_ns: unix_ns(),
@@ -296,6 +300,9 @@ impl Session {
         }
         self.flush();
         self.fresh.clear();
+        for process in self.processes.values_mut() {
+            process.look_for_symbols();
+        }
         self.look_again()?;
         for id in self.stacks.shrink() {
             self.kernel.forget_stack(id);
@@ -373,7 +380,11 @@ impl Session {
                     Err(SessionError::Memory { .. }) => self.end_process(pid),
                     other => other?,
                 },
-                Err(error @ (SessionError::Kernel(_) | SessionError::Memory { .. })) => {
+                Err(
+                    error @ (SessionError::Kernel(_)
+                    | SessionError::Memory { .. }
+                    | SessionError::PidNamespace),
+                ) => {
                     return Err(error);
                 }
                 Err(SessionError::Attach(AttachError::NotReady { .. })) => {}
@@ -619,6 +630,8 @@ pub enum SessionError {
     },
     /// The kernel half cannot be used.
     Kernel(KernelError),
+    /// rbprof runs in a PID namespace of its own.
+    PidNamespace,
 }
 
 impl std::fmt::Display for SessionError {
@@ -627,6 +640,11 @@ impl std::fmt::Display for SessionError {
             Self::Attach(error) => error.fmt(f),
             Self::Memory { pid, error } => write!(f, "process {pid}: {error}"),
             Self::Kernel(error) => error.fmt(f),
+            Self::PidNamespace => f.write_str(
+                "rbprof runs in a PID namespace of its own, where process ids are not those of \
+                 the kernel. Run it on the host, or in a container that shares the host's \
+                 (docker run --pid=host, hostPID: true)",
+            ),
         }
     }
 }

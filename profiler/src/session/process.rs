@@ -17,9 +17,13 @@ use crate::symbolize::Resolved;
 use crate::symbolize::RubyNames;
 use crate::targets::Target;
 
-/// Shortest time between two looks at a process that is not ready.
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// Shortest and longest time between two looks at a process that is not ready.
+/// Most are ready soon; one whose Ruby never starts must not be looked at for
+/// ever at full speed.
+const LOOK_INTERVALS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
+/// How often a symbol table that was not there at first is looked for.
+const MAX_SYMBOL_LOOKS: u32 = 50;
 /// Stacks remembered per process; beyond it all are looked up anew.
 const MAX_KNOWN_STACKS: usize = 1 << 17;
 
@@ -30,8 +34,8 @@ pub enum Readiness {
     Pending {
         /// Since when rbprof waits for it.
         since: Instant,
-        /// When it was last looked at.
-        looked: Option<Instant>,
+        /// When it was last looked at, and how long to wait from then.
+        looked: Option<(Instant, Duration)>,
     },
     /// Its Ruby is known.
     Ready(Box<Ruby>),
@@ -49,12 +53,27 @@ struct Facts {
     vm: u64,
 }
 
+impl Facts {
+    fn names(&self) -> RubyNames {
+        let names = RubyNames::new(self.layout, self.version, self.global_symbols);
+        if self.vm == 0 {
+            names
+        } else {
+            names.with_vm(self.vm)
+        }
+    }
+}
+
 /// The Ruby in a process.
 #[derive(Debug)]
 pub struct Ruby {
     memory: ProcessMemory,
     names: RubyNames,
     facts: Facts,
+    /// What it was attached to as; a forked child's parent's.
+    target: Arc<Target>,
+    /// How often the symbol table was looked for since.
+    looked_for_symbols: u32,
     /// Stacks of the kernel half, as stacks of the profile; valid for the
     /// current `generation`.
     stacks: HashMap<u64, (u64, StackId)>,
@@ -106,18 +125,17 @@ impl Process {
             global_symbols: target.global_symbols,
             vm: target.entry.vm,
         };
-        Ok(Self::with_ruby(ProcessMemory::open(target.process)?, facts))
+        let memory = ProcessMemory::open(Arc::clone(&target.process))?;
+        Ok(Self::with_ruby(memory, Arc::new(target), facts))
     }
 
-    fn with_ruby(memory: ProcessMemory, facts: Facts) -> Self {
-        let mut names = RubyNames::new(facts.layout, facts.version, facts.global_symbols);
-        if facts.vm != 0 {
-            names = names.with_vm(facts.vm);
-        }
+    fn with_ruby(memory: ProcessMemory, target: Arc<Target>, facts: Facts) -> Self {
         Self {
             readiness: Readiness::Ready(Box::new(Ruby {
                 memory,
-                names,
+                names: facts.names(),
+                target,
+                looked_for_symbols: 0,
                 facts,
                 stacks: HashMap::new(),
                 generation: 0,
@@ -134,7 +152,29 @@ impl Process {
             return None;
         };
         let memory = ProcessMemory::open(Arc::new(PinnedProcess::open(child).ok()?)).ok()?;
-        Some(Self::with_ruby(memory, ruby.facts))
+        Some(Self::with_ruby(
+            memory,
+            Arc::clone(&ruby.target),
+            ruby.facts,
+        ))
+    }
+
+    /// Looks for the symbol table again if there was none: a Ruby that was
+    /// attached to while it started may not have had one yet.
+    pub fn look_for_symbols(&mut self) {
+        let Readiness::Ready(ruby) = &mut self.readiness else {
+            return;
+        };
+        if ruby.facts.global_symbols.is_some() || ruby.looked_for_symbols >= MAX_SYMBOL_LOOKS {
+            return;
+        }
+        ruby.looked_for_symbols += 1;
+        if let Some(address) = ruby.target.find_global_symbols(&ruby.memory) {
+            ruby.facts.global_symbols = Some(address);
+            // C methods that had no name have one now.
+            ruby.names = ruby.facts.names();
+            ruby.generation += 1;
+        }
     }
 
     /// Whether the process still exists.
@@ -152,10 +192,15 @@ impl Process {
         let Readiness::Pending { looked, .. } = &mut self.readiness else {
             return false;
         };
-        if !self.ran || looked.is_some_and(|at| now.duration_since(at) < LOOK_INTERVAL) {
+        let interval = match *looked {
+            Some((at, interval)) if now.duration_since(at) < interval => return false,
+            Some((_, interval)) => (interval * 5 / 4).min(LOOK_INTERVALS.1),
+            None => LOOK_INTERVALS.0,
+        };
+        if !self.ran {
             return false;
         }
-        *looked = Some(now);
+        *looked = Some((now, interval));
         self.ran = false;
         true
     }
