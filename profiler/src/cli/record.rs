@@ -225,9 +225,6 @@ fn report(profile: &Profile, outputs: &[Output]) {
         width: terminal_width().unwrap_or(DEFAULT_WIDTH),
     };
     eprint!("{}", output::top::render(profile, options));
-    for warning in &profile.metadata.warnings {
-        eprintln!("warning: {warning}");
-    }
     for output in outputs
         .iter()
         .filter(|output| output.destination != Destination::Stdout)

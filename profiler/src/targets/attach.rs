@@ -310,12 +310,8 @@ impl Attach<'_> {
                 *range = self::range(self.ruby.image.live(symbol.value), symbol.size);
             }
         }
-        match symbols.vm_exec {
-            Some(located) => provenance.push(how("rb_vm_exec", located.to_string())),
-            None => warnings.push(
-                "the build does not show rb_vm_exec: Ruby and native frames cannot be merged"
-                    .to_owned(),
-            ),
+        if let Some(located) = symbols.vm_exec {
+            provenance.push(how("rb_vm_exec", located.to_string()));
         }
 
         let global_symbols = match symbols.global_symbols {
