@@ -62,8 +62,12 @@ pub fn is_recording(pid: u32) -> bool {
         return false;
     };
     descriptors.flatten().any(|descriptor| {
+        let number = descriptor.file_name();
+        // Since Linux 5.15 the event stands behind a link to the program.
         std::fs::read_link(descriptor.path())
             .is_ok_and(|to| to.as_os_str() == "anon_inode:[perf_event]")
+            || std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{}", number.display()))
+                .is_ok_and(|info| info.contains("link_type:\tperf"))
     })
 }
 

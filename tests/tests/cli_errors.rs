@@ -1,6 +1,7 @@
 //! What goes wrong is said, with what was tried and what to do; the exit status
 //! is 2 for usage and 1 otherwise; nothing that was collected is thrown away.
 
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Child;
@@ -67,7 +68,7 @@ fn nonsense_on_the_command_line_is_usage() -> Result<()> {
         (&["--pid", "1", "--", "ruby"], &["cannot be used with"]),
         (&["--pid", "1", "-d", "0"], &["--duration", "more than 0"]),
         (&["--pid", "1", "-F", "x"], &["--frequency"]),
-        (&["--pid", "1", "-o", "x.txt"], &["x.txt", ".pb.gz"]),
+        (&["--pid", "1", "-o", "x.gif"], &["x.gif", ".pb.gz"]),
         (&["--pid", "1", "--format", "gif"], &["gif", "folded"]),
     ] {
         fails(&record(arguments)?, 2, words).with_context(|| format!("{arguments:?}"))?;
@@ -158,7 +159,7 @@ fn without_privileges_the_missing_capability_is_named() -> Result<()> {
     };
     // Where anybody may start it.
     let dir = tempfile::tempdir()?;
-    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755))?;
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
     let rbprof = dir.path().join("rbprof");
     std::fs::copy(RBPROF, &rbprof)?;
     let output = Command::new("setpriv")

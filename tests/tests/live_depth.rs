@@ -13,7 +13,7 @@ use rbprof_tests::rig;
 use rbprof_tests::target::Target;
 
 /// CPU time of one recording, milliseconds.
-const CPU_MS: u64 = 3_000;
+const CPU_MS: u64 = 2_000;
 const FREQUENCY: u64 = 99;
 /// Frames that are kept at least where the kernel has no loops.
 const LEAST: usize = 2_048;

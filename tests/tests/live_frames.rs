@@ -20,34 +20,25 @@ use xtask::rubies::Installed;
 /// The labels that Ruby 3.4 prints for the points of `frames.rb`.
 const LABELS: &str = include_str!("../truth/live-frames.labels");
 /// CPU time at each point, milliseconds.
-const SPIN_MS: &str = "30";
-/// Ticks per second: 15 in each point.
-const FREQUENCY: u64 = 499;
+const SPIN_MS: &str = "20";
+/// Ticks per second: 20 in each point.
+const FREQUENCY: u64 = 997;
 /// Samples that each point must have at least.
 const ENOUGH: usize = 5;
-/// What a C method is called where Ruby does not show its symbol table.
-const UNKNOWN: &str = "<unknown cfunc>";
 
 #[test]
 fn on_debian_2_7_4() -> Result<()> {
-    frames_are_true("debian-2.7.4", Symbols::Hidden)
+    frames_are_true("debian-2.7.4")
 }
 
 #[test]
 fn on_debian_3_1_2() -> Result<()> {
-    frames_are_true("debian-3.1.2", Symbols::Hidden)
+    frames_are_true("debian-3.1.2")
 }
 
 #[test]
 fn on_3_3_8_with_exports() -> Result<()> {
-    frames_are_true("source-3.3.8-protected", Symbols::Exported)
-}
-
-/// Whether the Ruby exports `ruby_global_symbols`.
-#[derive(Clone, Copy, PartialEq)]
-enum Symbols {
-    Exported,
-    Hidden,
+    frames_are_true("source-3.3.8-protected")
 }
 
 #[test]
@@ -83,7 +74,7 @@ fn start_frames(ruby: &Installed, spin_ms: &str) -> Result<Target> {
     Ok(target)
 }
 
-fn frames_are_true(name: &str, symbols: Symbols) -> Result<()> {
+fn frames_are_true(name: &str) -> Result<()> {
     let Some(ruby) = rig::ruby(name)? else {
         return Ok(());
     };
@@ -92,7 +83,7 @@ fn frames_are_true(name: &str, symbols: Symbols) -> Result<()> {
         return Ok(());
     };
     points::relabel(&mut points, LABELS)?;
-    compare(&points, &recording, symbols)
+    compare(&points, &recording)
 }
 
 /// A program on the command line has no file.
@@ -130,7 +121,7 @@ fn of_a_program_on_the_command_line() -> Result<()> {
          eval\n\t1\t<main>\n\t1\tKernel#eval\n\t1\t<main>\n",
     )?;
     assert_eq!(points[0].frames[3].file, "-e");
-    compare(&points, &recording, Symbols::Hidden)
+    compare(&points, &recording)
 }
 
 /// Records a program that waits to begin, up to its last point.
@@ -153,7 +144,7 @@ fn record(mut target: Target) -> Result<Option<(Vec<Point>, Recording)>> {
     Ok(Some((points::parse(&said)?, recording)))
 }
 
-fn compare(points: &[Point], recording: &Recording, symbols: Symbols) -> Result<()> {
+fn compare(points: &[Point], recording: &Recording) -> Result<()> {
     let mut wrong = Vec::new();
     for point in points {
         let seen: Vec<&Seen> = recording
@@ -165,7 +156,7 @@ fn compare(points: &[Point], recording: &Recording, symbols: Symbols) -> Result<
             wrong.push(format!("{}: only {} samples", point.name, seen.len()));
         }
         for seen in seen {
-            if let Err(error) = same_stack(point, seen, symbols) {
+            if let Err(error) = same_stack(point, seen) {
                 wrong.push(format!("{}: {error:#}", point.name));
                 break;
             }
@@ -181,7 +172,7 @@ fn compare(points: &[Point], recording: &Recording, symbols: Symbols) -> Result<
     Ok(())
 }
 
-fn same_stack(point: &Point, seen: &Seen, symbols: Symbols) -> Result<()> {
+fn same_stack(point: &Point, seen: &Seen) -> Result<()> {
     // The first and the last tick may be in what frames the point.
     let own = seen
         .frames
@@ -204,20 +195,14 @@ fn same_stack(point: &Point, seen: &Seen, symbols: Symbols) -> Result<()> {
     };
     ensure!(frames.len() == point.frames.len(), "{}", describe());
     for (at, (frame, truth)) in frames.iter().zip(&point.frames).enumerate() {
-        same_frame(frame, truth, point.frames.get(at + 1), symbols)
+        same_frame(frame, truth, point.frames.get(at + 1))
             .with_context(|| format!("frame {at}: {}", describe()))?;
     }
     Ok(())
 }
 
-fn same_frame(
-    frame: &Resolved,
-    truth: &TrueFrame,
-    caller: Option<&TrueFrame>,
-    symbols: Symbols,
-) -> Result<()> {
+fn same_frame(frame: &Resolved, truth: &TrueFrame, caller: Option<&TrueFrame>) -> Result<()> {
     let function = &frame.function;
-    let mut label = truth.label.clone();
     if function.kind == FunctionKind::CFunction {
         // Ruby says that a C method is where it was called.
         let place = caller.map_or(("-", 0), |caller| (&caller.file, caller.line));
@@ -227,18 +212,14 @@ fn same_frame(
             show_true(truth)
         );
         ensure!((&*function.file, frame.line) == ("<cfunc>", 0), "its place");
-        if symbols == Symbols::Hidden {
-            label.truncate(label.len() - truth.base_label.len());
-            label.push_str(UNKNOWN);
-        }
     } else {
         ensure!(
             (&*function.file, frame.line) == (&truth.file, truth.line),
             "its place"
         );
-        ensure!(*function.base_label == truth.base_label, "its name");
     }
-    ensure!(*function.label == label, "its label: {label}");
+    ensure!(*function.base_label == truth.base_label, "its name");
+    ensure!(*function.label == truth.label, "its label");
     Ok(())
 }
 

@@ -57,10 +57,10 @@ fn names_are_of_what_ran(name: &str) -> Result<()> {
     let (mut right, mut unknown, mut wrong) = (0, 0, Vec::new());
     for seen in &recording.seen {
         for (at, frame) in seen.frames.iter().enumerate() {
-            if &*frame.function.label == "<unreadable>" {
-                unknown += 1;
-            }
-            let Some(number) = number(frame) else {
+            let number = number(frame);
+            let unread = &*frame.function.label == "<unreadable>";
+            unknown += usize::from(unread || number.is_some() && frame.line == 0);
+            let Some(number) = number else {
                 continue;
             };
             match was_so(seen, at, frame, number, &ran) {
@@ -81,6 +81,7 @@ fn names_are_of_what_ran(name: &str) -> Result<()> {
         wrong.len(),
         wrong.first()
     );
+    ensure!(unknown < right / 4, "{unknown} unknown, {right} right");
     ensure!(right > ran.len() / 2, "only {right} samples in methods");
     ensure!(ran.len() > 100, "only {} methods", ran.len());
     Ok(())
@@ -138,8 +139,8 @@ fn was_so(
         "{label} in {}",
         function.file
     );
-    // `def`, an empty line, and the two lines of its body.
-    let lines = [number + 3, number + 4];
+    // `def`, an empty line, and the two lines of its body; 0 is unknown.
+    let lines = [number + 3, number + 4, 0];
     ensure!(
         lines.contains(&u64::from(frame.line)),
         "{label} in line {}",

@@ -291,7 +291,7 @@ class Blocks
     1.upto(1) { Points.at("upto"); i = 0; i += 1 while i < $spin; Points.done }
     loop { Points.at("loop"); i = 0; i += 1 while i < $spin; Points.done; break }
     tap { Points.at("tap"); i = 0; i += 1 while i < $spin; Points.done }
-    Array.new(1) { Points.at("Array.new"); i = 0; i += 1 while i < $spin; Points.done }
+    [0].fill { Points.at("fill"); i = 0; i += 1 while i < $spin; Points.done }
     each_with_index { |n, at| Points.at("each_with_index"); i = 0; i += 1 while i < $spin; Points.done }
     each_slice(1).each_with_object([]) { |n, to| Points.at("enumerators"); i = 0; i += 1 while i < $spin; Points.done }
     "a".gsub(/a/) { Points.at("gsub"); i = 0; i += 1 while i < $spin; Points.done; "b" }

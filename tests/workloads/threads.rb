@@ -38,17 +38,19 @@ class Gamma
   end
 end
 
+$started = Queue.new
+
 def start(name, worker)
   Thread.new do
     Thread.current.name = name
     $stdout.write("thread\t#{name}\t#{Points.tid}\n")
+    $started << name
     worker.work
-    cpu = Points.cpu
-    $stdout.write("cpu\t#{name}\t#{cpu}\n")
   end
 end
 
 threads = [start("alpha", Alpha.new), start("beta", Beta.new), start("gamma", Gamma.new)]
+threads.each { $started.pop }
 $stdout.write("thread\tmain\t#{Points.tid}\n")
 Points.ready
 # Idle until the recording has seen enough.
