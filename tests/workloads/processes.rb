@@ -22,6 +22,10 @@ def announce(name)
   $stdout.syswrite("process\t#{name}\t#{File.readlink('/proc/self')}\n")
 end
 
+def in_beginning
+  busy(500)
+end
+
 def in_parent
   busy(400)
 end
@@ -52,6 +56,7 @@ def not_ruby
   system("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
 end
 
+in_beginning
 $stdout.sync = true
 Points.ready if ARGV[0] == "wait"
 announce("parent")
