@@ -2,6 +2,10 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`rig`] | what this machine can test: Rubies, the kernel |
+//! | [`target`] | a Ruby program that is profiled |
+//! | [`recording`] | a recording in this process, sample by sample |
+//! | [`points`] | what a program says of its own stacks |
 //! | [`coredump`] | memory of a Ruby process, from a core dump |
 //! | [`live`] | memory of a running Ruby program |
 //! | [`roots`] | where Ruby's roots are in such memory |
@@ -9,5 +13,9 @@
 
 pub mod coredump;
 pub mod live;
+pub mod points;
+pub mod recording;
+pub mod rig;
 pub mod roots;
+pub mod target;
 pub mod truth;

@@ -5,18 +5,24 @@ use std::sync::Arc;
 
 use rbprof_common::wire::sample_flags;
 
+use super::process::FirstLook;
 use crate::profile::Function;
 use crate::profile::FunctionKind;
 
-/// The frame of a sample without Ruby frames.
+/// The frame of a sample without Ruby frames, in a process that looked like
+/// `first_look` if it is still being waited for.
 #[must_use]
-pub fn for_sample(flags: u32, comm: &[u8; 16]) -> Arc<Function> {
+pub fn for_sample(flags: u32, comm: &[u8; 16], first_look: FirstLook) -> Arc<Function> {
+    let with_comm = |what| marker(&format!("({what}: {})", super::comm_text(comm)));
     if flags & sample_flags::PENDING != 0 {
-        return marker("(Ruby starting)");
+        return match first_look {
+            FirstLook::Not => with_comm("starting"),
+            FirstLook::Ruby => marker("(Ruby starting)"),
+            FirstLook::NoRuby => with_comm("not Ruby"),
+        };
     }
     if flags & sample_flags::NOT_RUBY != 0 {
-        let comm = super::comm_text(comm);
-        return marker(&format!("(not Ruby: {comm})"));
+        return with_comm("not Ruby");
     }
     if flags & sample_flags::BAD_CONTEXT != 0 {
         return marker("(unreadable Ruby stack)");

@@ -27,6 +27,7 @@ use rbprof_common::wire::Sample;
 use rbprof_common::wire::sample_flags;
 
 use self::account::Account;
+use self::process::FirstLook;
 use self::process::Known;
 use self::process::Process;
 use self::process::Readiness;
@@ -387,7 +388,9 @@ impl Session {
                 ) => {
                     return Err(error);
                 }
-                Err(SessionError::Attach(AttachError::NotReady { .. })) => {}
+                Err(SessionError::Attach(AttachError::NotReady { .. })) => {
+                    self.looks_like(pid, FirstLook::Ruby);
+                }
                 Err(SessionError::Attach(AttachError::Gone { .. })) => self.end_process(pid),
                 Err(SessionError::Attach(error)) => {
                     let out_of_patience = self
@@ -397,11 +400,19 @@ impl Session {
                     let hopeless = !matches!(error, AttachError::NotRuby { .. });
                     if out_of_patience || hopeless {
                         self.give_up_on(pid, &error)?;
+                    } else {
+                        self.looks_like(pid, FirstLook::NoRuby);
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    fn looks_like(&mut self, pid: u32, look: FirstLook) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.looks_like(look);
+        }
     }
 
     /// A process that is a target by descent runs no Ruby that can be walked.
@@ -485,7 +496,11 @@ impl Session {
         self.account.received += 1;
         let labels = self.labels_of(sample);
         if sample.stack == 0 {
-            let marker = markers::for_sample(sample.flags, &sample.comm);
+            let first_look = self
+                .processes
+                .get(&sample.tgid)
+                .map_or(FirstLook::Not, Process::first_look);
+            let marker = markers::for_sample(sample.flags, &sample.comm, first_look);
             let stack = self.intern_marker(&marker);
             if let Some(process) = self.processes.get_mut(&sample.tgid) {
                 process.ran |= sample.flags & sample_flags::PENDING != 0;

@@ -36,6 +36,8 @@ pub enum Readiness {
         since: Instant,
         /// When it was last looked at, and how long to wait from then.
         looked: Option<(Instant, Duration)>,
+        /// What was seen then.
+        first_look: FirstLook,
     },
     /// Its Ruby is known.
     Ready(Box<Ruby>),
@@ -62,6 +64,19 @@ impl Facts {
             names.with_vm(self.vm)
         }
     }
+}
+
+/// What a process looks like whose Ruby has not been found yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FirstLook {
+    /// It has not been looked at.
+    #[default]
+    Not,
+    /// There is a Ruby, but it is not ready.
+    Ruby,
+    /// There is no Ruby; one may still come (an `exec`, a library that is
+    /// loaded late).
+    NoRuby,
 }
 
 /// The Ruby in a process.
@@ -109,6 +124,7 @@ impl Process {
             readiness: Readiness::Pending {
                 since: now,
                 looked: None,
+                first_look: FirstLook::Not,
             },
             ran: false,
         }
@@ -203,6 +219,23 @@ impl Process {
         *looked = Some((now, interval));
         self.ran = false;
         true
+    }
+
+    /// Remembers what it looks like, if its Ruby has not been found yet.
+    pub const fn looks_like(&mut self, now: FirstLook) {
+        if let Readiness::Pending { first_look, .. } = &mut self.readiness {
+            *first_look = now;
+        }
+    }
+
+    /// What it looked like when it was last looked at.
+    #[must_use]
+    pub const fn first_look(&self) -> FirstLook {
+        match self.readiness {
+            Readiness::Pending { first_look, .. } => first_look,
+            Readiness::Ready(_) => FirstLook::Ruby,
+            Readiness::NotRuby => FirstLook::NoRuby,
+        }
     }
 
     /// How long rbprof has waited for a Ruby in it.

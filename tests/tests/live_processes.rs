@@ -1,0 +1,289 @@
+//! Children and threads are recorded from the moment they exist, and a command
+//! from its first instruction.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Command;
+use std::process::Output;
+use std::process::Stdio;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::ensure;
+use rbprof::kernel::Options;
+use rbprof_tests::recording::Recorder;
+use rbprof_tests::recording::Seen;
+use rbprof_tests::rig;
+use rbprof_tests::target::Target;
+
+const RBPROF: &str = env!("CARGO_BIN_EXE_rbprof-under-test");
+/// Samples of 400 ms of CPU time at 199 Hz that must be there at least.
+const ENOUGH: usize = 40;
+
+#[test]
+fn children_on_debian_2_7_4() -> Result<()> {
+    children_are_recorded("debian-2.7.4")
+}
+
+#[test]
+fn children_on_debian_3_1_2() -> Result<()> {
+    children_are_recorded("debian-3.1.2")
+}
+
+#[test]
+fn children_on_3_3_8_with_exports() -> Result<()> {
+    children_are_recorded("source-3.3.8-protected")
+}
+
+fn children_are_recorded(name: &str) -> Result<()> {
+    let Some(ruby) = rig::ruby(name)? else {
+        return Ok(());
+    };
+    let mut target = Target::start(ruby.script(&rig::workload("processes.rb"))?.arg("wait"))?;
+    target.wait_for("ready")?;
+    let Some(mut recorder) = Recorder::new(&Options {
+        frequency: 199,
+        ..Options::default()
+    })?
+    else {
+        return Ok(());
+    };
+    recorder.start(&[target.pid()])?;
+    target.go_on()?;
+    let mut said = Vec::new();
+    recorder.run_until(|| target.listen("finished", &mut said))?;
+    let recording = recorder.finish()?;
+
+    let processes: HashMap<&str, u32> = said
+        .iter()
+        .filter_map(|line| line.strip_prefix("process\t")?.split_once('\t'))
+        .map(|(name, pid)| Ok((name, pid.parse()?)))
+        .collect::<Result<_>>()?;
+    ensure!(processes.len() == 3, "{said:?}");
+    ensure!(processes["parent"] == target.pid(), "{processes:?}");
+
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for seen in &recording.seen {
+        // Children have their parents' frames below their own.
+        let Some(place) = innermost(seen, "Object#in_") else {
+            continue;
+        };
+        let (process, thread) = match place {
+            "Object#in_parent" => ("parent", false),
+            "Object#in_child" => ("child", false),
+            "Object#in_grandchild" => ("grandchild", false),
+            "Object#in_thread_of_grandchild" => ("grandchild", true),
+            other => anyhow::bail!("a frame {other}"),
+        };
+        // A child comes to life where its parent forked it.
+        let forking = innermost(seen, "Kernel#fork").or(innermost(seen, "Process.fork"));
+        if forking.is_some() && seen.pid != processes[process] {
+            continue;
+        }
+        ensure!(seen.pid == processes[process], "{place} in {}", seen.pid);
+        ensure!(
+            (seen.tid != seen.pid) == thread,
+            "{place} in thread {}",
+            seen.tid
+        );
+        let root = if thread {
+            "block in Object#in_grandchild"
+        } else {
+            "<main>"
+        };
+        ensure!(
+            seen.frames
+                .last()
+                .is_some_and(|frame| &*frame.function.label == root),
+            "{place} below {:?}",
+            seen.frames.last()
+        );
+        *counts.entry(place).or_default() += 1;
+    }
+    eprintln!("{name}: {counts:?}");
+    for place in ["parent", "child", "grandchild", "thread_of_grandchild"] {
+        let count = counts.get(&*format!("Object#in_{place}")).copied();
+        ensure!(count >= Some(ENOUGH), "{place}: {count:?} samples");
+    }
+
+    // The shell's own work is in the profile, and nobody's Ruby code.
+    let profile = &recording.profile;
+    let mut of_shell = HashMap::<String, u64>::new();
+    for (stack, labels, count) in profile.counts() {
+        let comm = profile
+            .labels(labels)
+            .and_then(|labels| labels.comm.clone());
+        if comm.as_deref() == Some("sh") {
+            for location in profile.stack(stack) {
+                let function = profile
+                    .location(location)
+                    .and_then(|at| profile.function(at.function));
+                let label = function.map_or("", |function| &function.label);
+                *of_shell.entry(label.to_owned()).or_default() += count;
+            }
+        }
+    }
+    eprintln!("{name}: the shell: {of_shell:?}");
+    // It can be told for what it is only after the first look at it.
+    let not_ruby = of_shell.remove("(not Ruby: sh)").unwrap_or(0);
+    let starting = of_shell.remove("(starting: sh)").unwrap_or(0);
+    ensure!(of_shell.is_empty(), "the shell: {of_shell:?}");
+    ensure!(not_ruby > starting, "{not_ruby} after {starting}");
+    Ok(())
+}
+
+fn innermost<'a>(seen: &'a Seen, prefix: &str) -> Option<&'a str> {
+    seen.frames
+        .iter()
+        .map(|frame| &*frame.function.label)
+        .find(|label| label.starts_with(prefix))
+}
+
+#[test]
+fn a_command_is_recorded_from_its_first_instruction() -> Result<()> {
+    for name in ["debian-2.7.4", "debian-3.1.2", "source-3.3.8-protected"] {
+        let Some(ruby) = rig::ruby(name)? else {
+            continue;
+        };
+        let dir = tempfile::tempdir()?;
+        let profile = dir.path().join("out.folded");
+        let command = ruby.script(&rig::workload("processes.rb"))?;
+        let output = record_command(&["-F", "997"], &profile, &through_shell(&command), &[])?;
+        ensure!(output.status.success(), "{output:?}");
+        let folded = std::fs::read_to_string(&profile)?;
+        // Before the Ruby is found, samples have a place and no names.
+        let unnamed = samples_with(&folded, "starting");
+        let named = samples_with(&folded, "Object#in_beginning");
+        eprintln!("{name}: {unnamed} samples before Ruby was found, {named} of the beginning");
+        ensure!(unnamed > 0, "{name}: nothing of the start");
+        ensure!(named >= 100, "{name}: {named} samples of the beginning");
+        for place in [
+            "in_parent",
+            "in_child",
+            "in_grandchild",
+            "in_thread_of_grandchild",
+        ] {
+            let count = samples_with(&folded, &format!("Object#{place}"));
+            ensure!(count >= 100, "{name}: {count} samples of {place}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_status_of_a_command_is_passed_through() -> Result<()> {
+    let Some(ruby) = rig::ruby("debian-3.1.2")? else {
+        return Ok(());
+    };
+    let dir = tempfile::tempdir()?;
+    let profile = dir.path().join("out.folded");
+    let command = ruby.script(&rig::workload("processes.rb"))?;
+    for (variable, value, status) in [("STATUS", "3", 3), ("SIGNAL", "TERM", 128 + 15)] {
+        let output = record_command(&[], &profile, &words(&command), &[(variable, value)])?;
+        ensure!(output.status.code() == Some(status), "{output:?}");
+        let folded = std::fs::read_to_string(&profile)?;
+        ensure!(samples_with(&folded, "Object#in_parent") > 10, "{folded}");
+        std::fs::remove_file(&profile)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_command_that_cannot_be_started_is_an_error() -> Result<()> {
+    if rig::ruby("debian-3.1.2")?.is_none() {
+        return Ok(());
+    }
+    let dir = tempfile::tempdir()?;
+    let output = record_command(
+        &[],
+        &dir.path().join("out.folded"),
+        &["/no/such/program".to_owned()],
+        &[],
+    )?;
+    ensure!(output.status.code() == Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(said.contains("/no/such/program"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn a_target_that_ends_is_a_success() -> Result<()> {
+    let Some(ruby) = rig::ruby("debian-3.1.2")? else {
+        return Ok(());
+    };
+    let dir = tempfile::tempdir()?;
+    let profile = dir.path().join("out.folded");
+    let mut target = Target::start(
+        ruby.script(&rig::workload("depth.rb"))?
+            .envs([("DEPTH", "20"), ("CPU_MS", "500")]),
+    )?;
+    target.wait_for("ready")?;
+    let rbprof = Command::new(RBPROF)
+        .args([
+            "record",
+            "-d",
+            "600",
+            "--pid",
+            &target.pid().to_string(),
+            "-o",
+        ])
+        .arg(&profile)
+        .stderr(Stdio::piped())
+        .spawn()?;
+    rig::wait_until_recording(rbprof.id())?;
+    target.go_on()?;
+    target.wait_for("finished")?;
+    ensure!(target.end()?.success(), "the target failed");
+    let output = rbprof.wait_with_output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let folded = std::fs::read_to_string(&profile)?;
+    let busy = samples_with(&folded, "Depth#busy");
+    ensure!(busy >= 20, "{busy} samples: {folded}");
+    Ok(())
+}
+
+fn record_command(
+    options: &[&str],
+    profile: &Path,
+    command: &[String],
+    variables: &[(&str, &str)],
+) -> Result<Output> {
+    Command::new(RBPROF)
+        .arg("record")
+        .args(options)
+        .arg("-o")
+        .arg(profile)
+        .arg("--")
+        .args(command)
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .output()
+        .context("starting rbprof")
+}
+
+fn words(command: &Command) -> Vec<String> {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect()
+}
+
+/// Started as the shims of version managers do it.
+fn through_shell(command: &Command) -> Vec<String> {
+    ["sh", "-c", "exec \"$@\"", "sh"]
+        .into_iter()
+        .map(str::to_owned)
+        .chain(words(command))
+        .collect()
+}
+
+/// Samples with a frame of that name in folded stacks.
+fn samples_with(folded: &str, label: &str) -> u64 {
+    folded
+        .lines()
+        .filter_map(|line| line.rsplit_once(' '))
+        .filter(|(stack, _)| stack.split(';').any(|frame| frame.contains(label)))
+        .filter_map(|(_, count)| count.parse::<u64>().ok())
+        .sum()
+}

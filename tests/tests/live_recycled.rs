@@ -1,0 +1,164 @@
+//! Names never come from what was thrown away: methods that are defined, run
+//! and thrown away all the time, so that Ruby uses their memory again.
+
+use std::collections::HashMap;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::ensure;
+use rbprof::kernel::Options;
+use rbprof::symbolize::Resolved;
+use rbprof_tests::recording::Recorder;
+use rbprof_tests::recording::Seen;
+use rbprof_tests::rig;
+use rbprof_tests::target::Target;
+
+/// How long methods are made and thrown away, milliseconds.
+const RUN_MS: &str = "6000";
+
+#[test]
+fn on_debian_2_7_4() -> Result<()> {
+    names_are_of_what_ran("debian-2.7.4")
+}
+
+#[test]
+fn on_debian_3_1_2() -> Result<()> {
+    names_are_of_what_ran("debian-3.1.2")
+}
+
+#[test]
+fn on_3_3_8_with_exports() -> Result<()> {
+    names_are_of_what_ran("source-3.3.8-protected")
+}
+
+fn names_are_of_what_ran(name: &str) -> Result<()> {
+    let Some(ruby) = rig::ruby(name)? else {
+        return Ok(());
+    };
+    let mut target = Target::start(
+        ruby.script(&rig::workload("recycled.rb"))?
+            .env("RUN_MS", RUN_MS),
+    )?;
+    target.wait_for("ready")?;
+    let Some(mut recorder) = Recorder::new(&Options {
+        frequency: 997,
+        ..Options::default()
+    })?
+    else {
+        return Ok(());
+    };
+    recorder.start(&[target.pid()])?;
+    target.go_on()?;
+    let mut said = Vec::new();
+    recorder.run_until(|| target.listen("finished", &mut said))?;
+    let recording = recorder.finish()?;
+
+    let ran = times(&said)?;
+    let (mut right, mut unknown, mut wrong) = (0, 0, Vec::new());
+    for seen in &recording.seen {
+        for (at, frame) in seen.frames.iter().enumerate() {
+            let number = number(frame);
+            let unread = &*frame.function.label == "<unreadable>";
+            let partly = frame.line == 0 || frame.function.file.is_empty();
+            unknown += usize::from(unread || number.is_some() && partly);
+            let Some(number) = number else {
+                continue;
+            };
+            match was_so(seen, at, frame, number, &ran) {
+                Ok(()) => right += 1,
+                Err(error) => wrong.push(format!("{error:#}")),
+            }
+        }
+    }
+    eprintln!(
+        "{name}: {} methods, {right} right, {unknown} unknown, {} wrong, {} read again",
+        ran.len(),
+        wrong.len(),
+        recording.account.renamed
+    );
+    ensure!(
+        wrong.is_empty(),
+        "{} wrong: {:#?}",
+        wrong.len(),
+        wrong.first()
+    );
+    ensure!(unknown < right / 4, "{unknown} unknown, {right} right");
+    ensure!(right > ran.len() / 2, "only {right} samples in methods");
+    ensure!(ran.len() > 100, "only {} methods", ran.len());
+    Ok(())
+}
+
+/// When each method ran.
+fn times(lines: &[String]) -> Result<HashMap<u64, (u64, u64)>> {
+    lines
+        .iter()
+        .map(|line| {
+            let fields: Vec<&str> = line.split('\t').collect();
+            let ["ran", n, begin, end] = fields.as_slice() else {
+                anyhow::bail!("not a line of recycled.rb: {line:?}");
+            };
+            Ok((n.parse()?, (begin.parse()?, end.parse()?)))
+        })
+        .collect()
+}
+
+/// The number of a method that is made and thrown away.
+fn number(frame: &Resolved) -> Option<u64> {
+    frame.function.base_label.strip_prefix("m_")?.parse().ok()
+}
+
+fn was_so(
+    seen: &Seen,
+    at: usize,
+    frame: &Resolved,
+    number: u64,
+    ran: &HashMap<u64, (u64, u64)>,
+) -> Result<()> {
+    let function = &frame.function;
+    let (begin, end) = ran
+        .get(&number)
+        .with_context(|| format!("{} never ran", function.label))?;
+    ensure!(
+        (*begin..=*end).contains(&seen.time),
+        "{} did not run at {}, but from {begin} to {end}",
+        function.label,
+        seen.time
+    );
+    // The first method is 101, and the three ways follow each other.
+    let (label, way) = match number % 3 {
+        2 => (format!("Recycled#m_{number}"), "same_class"),
+        0 => (format!("C_{number}#m_{number}"), "class_of_its_own"),
+        _ => (format!("m_{number}"), "singleton"),
+    };
+    ensure!(
+        *function.label == label,
+        "{} is not {label}",
+        function.label
+    );
+    // What could not be read any more is empty, or 0.
+    ensure!(
+        function.file.is_empty() || *function.file == format!("/generated/gen_{number}.rb"),
+        "{label} in {}",
+        function.file
+    );
+    // `def`, an empty line, and the two lines of its body.
+    let lines = [number + 3, number + 4, 0];
+    ensure!(
+        lines.contains(&u64::from(frame.line)),
+        "{label} in line {}",
+        frame.line
+    );
+    ensure!(
+        u64::from(function.first_line) == number + 1,
+        "{label} begins in line {}",
+        function.first_line
+    );
+    let block = format!("block in Recycler#{way}");
+    ensure!(
+        seen.frames[at + 1..]
+            .iter()
+            .any(|outer| *outer.function.label == block),
+        "{label} was not called from {block}"
+    );
+    Ok(())
+}
