@@ -248,9 +248,9 @@ mod tests {
         let strings = b"\0outer\0a\0inner\0b\0c\0";
         let mut types: Vec<u32> = Vec::new();
         types.extend([0, KIND_INT << 24, 4, 32]); // 1: int
-        types.extend([9, KIND_STRUCT << 24 | 2, 8, 16, 1, 0, 18, 1, 32]); // 2: inner {b, c}
+        types.extend([9, KIND_STRUCT << 24 | 2, 8, 15, 1, 0, 17, 1, 32]); // 2: inner {b, c}
         types.extend([0, KIND_TYPEDEF << 24, 2]); // 3: typedef of inner
-        types.extend([0, KIND_STRUCT << 24 | 1, 8, 16, 3, 64]); // 4: anonymous {b: inner at 8}
+        types.extend([0, KIND_STRUCT << 24 | 1, 8, 15, 3, 64]); // 4: anonymous {b: inner at 8}
         types.extend([1, KIND_STRUCT << 24 | 2, 24, 7, 1, 0, 0, 4, 32]); // 5: outer
         let types: Vec<u8> = types.into_iter().flat_map(u32::to_le_bytes).collect();
         let mut file = Vec::new();

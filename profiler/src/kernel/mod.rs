@@ -364,3 +364,28 @@ where
         .and_then(|program| program.try_into().ok())
         .ok_or_else(|| KernelError::Object(format!("program {name} is missing")))
 }
+
+#[cfg(test)]
+mod tests {
+    use object::Object as _;
+    use object::ObjectSymbol as _;
+
+    use super::*;
+
+    /// A path that panics leaves code behind that the verifier refuses with a
+    /// message that helps nobody.
+    #[test]
+    fn nothing_in_the_kernel_half_panics() {
+        let object = object::File::parse(OBJECT).unwrap();
+        let names: Vec<&str> = object
+            .symbols()
+            .filter_map(|symbol| symbol.name().ok())
+            .collect();
+        assert!(names.contains(&"sample"), "{names:?}");
+        let panicking: Vec<&&str> = names
+            .iter()
+            .filter(|name| name.contains("panicking"))
+            .collect();
+        assert!(panicking.is_empty(), "{panicking:?}");
+    }
+}

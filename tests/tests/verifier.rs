@@ -1,0 +1,54 @@
+//! The kernel's verifier takes every program, within a budget of instructions.
+
+use anyhow::Result;
+use rbprof::kernel::Looping;
+use rbprof::kernel::Options;
+use rbprof_tests::recording::Recorder;
+
+/// The verifier gives up after a million instructions, and what it takes for a
+/// program differs from kernel to kernel: there must be room.
+const BUDGETS: [(&str, u32); 7] = [
+    ("sample", 20_000),
+    ("sample_chained", 20_000),
+    ("sample_chain_link", 500_000),
+    ("on_fork", 1_000),
+    ("on_exec", 1_000),
+    ("on_exit", 1_000),
+    ("thread_pointers", 1_000),
+];
+
+#[test]
+fn verifier_takes_every_program_within_its_budget() -> Result<()> {
+    let mut seen = Vec::new();
+    for looping in [Looping::Probe, Looping::TailCalls] {
+        let options = Options {
+            looping,
+            ..Options::default()
+        };
+        let Some(mut recorder) = Recorder::new(&options)? else {
+            return Ok(());
+        };
+        for program in recorder.session().kernel().programs() {
+            // Kernels before 5.16 do not tell.
+            let Some(verified) = program.verified_instructions else {
+                continue;
+            };
+            println!("{:18} {verified:7} instructions verified", program.name);
+            let budget = BUDGETS.iter().find(|(name, _)| *name == program.name);
+            let &(_, budget) = budget.expect("every program has a budget");
+            assert!(
+                verified <= budget,
+                "{}: {verified} > {budget}",
+                program.name
+            );
+            seen.push(program.name);
+        }
+    }
+    for (name, _) in BUDGETS {
+        assert!(
+            seen.iter().any(|seen| seen == name),
+            "{name} was not loaded"
+        );
+    }
+    Ok(())
+}
