@@ -304,6 +304,11 @@ fn finish(state: *mut State, stack: *mut StackBuffer) {
     }
     state.sample.flags |= flags;
     state.sample.frames = state.count;
+    if state.count == 0 {
+        // A Ruby thread before its first frame, or after its last.
+        send_sample(&state.sample, BPF_RB_NO_WAKEUP);
+        return;
+    }
     // Zero means "no stack"; the flags are part of what the id stands for.
     let id = (state.hash ^ u64::from(flags) << 32) | 1;
     state.sample.stack = id;

@@ -24,7 +24,7 @@ pub fn for_sample(flags: u32, comm: &[u8; 16], first_look: FirstLook) -> Arc<Fun
     if flags & sample_flags::NOT_RUBY != 0 {
         return with_comm("not Ruby");
     }
-    if flags & sample_flags::BAD_CONTEXT != 0 {
+    if flags & sample_flags::INCOMPLETE != 0 {
         return marker("(unreadable Ruby stack)");
     }
     marker("(no Ruby code)")

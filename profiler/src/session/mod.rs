@@ -290,6 +290,9 @@ impl Session {
                 Record::Exec(event) => {
                     self.flush();
                     self.forget_stacks(event.tgid);
+                    // As the kernel half has done; but see `end_process`.
+                    self.kernel
+                        .set_process(event.tgid, &ProcessEntry::default())?;
                     self.processes
                         .insert(event.tgid, Process::pending(Instant::now()));
                 }
@@ -321,6 +324,14 @@ impl Session {
         let duration = self.started.elapsed();
         self.poll()?;
         let counters = self.kernel.counters()?;
+        let warnings: Vec<_> = self
+            .processes
+            .values()
+            .filter_map(Process::warning)
+            .collect();
+        for warning in warnings {
+            self.warn(warning);
+        }
         let metadata = &mut self.profile.metadata;
         metadata.duration_ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         self.account.describe(&counters, metadata);
@@ -351,9 +362,7 @@ impl Session {
             metadata.rubies.push(version);
         }
         for warning in &target.warnings {
-            if !metadata.warnings.contains(warning) {
-                metadata.warnings.push(warning.clone());
-            }
+            self.warn(warning);
         }
         let entry = ProcessEntry {
             state: state::READY,
@@ -409,6 +418,13 @@ impl Session {
         Ok(())
     }
 
+    fn warn(&mut self, warning: &str) {
+        let warnings = &mut self.profile.metadata.warnings;
+        if !warnings.iter().any(|known| known == warning) {
+            warnings.push(warning.to_owned());
+        }
+    }
+
     fn looks_like(&mut self, pid: u32, look: FirstLook) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.looks_like(look);
@@ -426,10 +442,7 @@ impl Session {
             process.readiness = Readiness::NotRuby;
         }
         if !matches!(error, AttachError::NotRuby { .. }) {
-            let warning = error.to_string();
-            if !self.profile.metadata.warnings.contains(&warning) {
-                self.profile.metadata.warnings.push(warning);
-            }
+            self.warn(&error.to_string());
         }
         Ok(())
     }
@@ -445,8 +458,17 @@ impl Session {
     }
 
     fn end_process(&mut self, pid: u32) {
+        // The kernel half has removed it; but what was found out about the
+        // process in its last moments may have been put there since.
+        self.kernel.remove_process(pid);
         self.forget_stacks(pid);
-        self.processes.remove(&pid);
+        if let Some(warning) = self
+            .processes
+            .remove(&pid)
+            .and_then(|process| process.warning())
+        {
+            self.warn(warning);
+        }
         self.labels.retain(|&(tgid, _, _), _| tgid != pid);
     }
 

@@ -12,6 +12,7 @@ use rbprof_common::wire::Frame;
 use crate::memory::OpenError;
 use crate::memory::PinnedProcess;
 use crate::memory::ProcessMemory;
+use crate::memory::TargetMemory as _;
 use crate::profile::StackId;
 use crate::symbolize::Resolved;
 use crate::symbolize::RubyNames;
@@ -63,6 +64,14 @@ impl Facts {
         } else {
             names.with_vm(self.vm)
         }
+    }
+}
+
+impl Ruby {
+    /// Whether the memory is gone: it goes before the process does.
+    fn is_gone(&self) -> bool {
+        let vm = self.facts.vm;
+        (vm != 0 && self.memory.word(vm).is_err()) || !self.memory.process().is_alive()
     }
 }
 
@@ -189,7 +198,19 @@ impl Process {
             ruby.facts.global_symbols = Some(address);
             // C methods that had no name have one now.
             ruby.names = ruby.facts.names();
-            ruby.generation += 1;
+            ruby.stacks.clear();
+        }
+    }
+
+    /// What the user should know of this process's names.
+    #[must_use]
+    pub fn warning(&self) -> Option<&'static str> {
+        match &self.readiness {
+            Readiness::Ready(ruby) if ruby.facts.global_symbols.is_none() => Some(
+                "Ruby's symbol table (ruby_global_symbols) was not found: the names of C methods \
+                 are unknown",
+            ),
+            _ => None,
         }
     }
 
@@ -253,6 +274,10 @@ impl Process {
         let Readiness::Ready(ruby) = &mut self.readiness else {
             return false;
         };
+        if ruby.is_gone() {
+            // Nothing can be read again: what held a moment ago has to do.
+            return false;
+        }
         let held = ruby.names.revalidate(frames, &ruby.memory);
         if !held {
             ruby.generation += 1;

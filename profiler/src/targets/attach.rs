@@ -322,12 +322,8 @@ impl Attach<'_> {
             None => global_symbols::scan(&facts.data, facts.version, self.memory)
                 .map(|address| (address, "found by scanning Ruby's data".to_owned())),
         };
-        match &global_symbols {
-            Some((_, found)) => provenance.push(how("ruby_global_symbols", found.clone())),
-            None => warnings.push(
-                "the build does not show ruby_global_symbols: the names of C methods are unknown"
-                    .to_owned(),
-            ),
+        if let Some((_, found)) = &global_symbols {
+            provenance.push(how("ruby_global_symbols", found.clone()));
         }
         Ok(Target {
             identity: self.process.identity(),
