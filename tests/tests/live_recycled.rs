@@ -66,6 +66,7 @@ fn names_are_of_what_ran(name: &str) -> Result<()> {
 
     let ran = times(&said)?;
     let (mut right, mut unknown, mut wrong) = (0, 0, Vec::new());
+    let mut strayed = Strayed::default();
     for seen in &recording.seen {
         for (at, frame) in seen.frames.iter().enumerate() {
             let number = number(&frame.function);
@@ -78,6 +79,7 @@ fn names_are_of_what_ran(name: &str) -> Result<()> {
             let Some(number) = number else {
                 continue;
             };
+            strayed.look_at(&frame.function, number);
             match was_so(seen, at, frame, number, &ran) {
                 Ok(()) => right += 1,
                 Err(error) => wrong.push(format!("{error:#}")),
@@ -97,6 +99,7 @@ fn names_are_of_what_ran(name: &str) -> Result<()> {
         wrong.first()
     );
     // How many depends on how soon this process gets its turn.
+    strayed.is_rare()?;
     ensure!(unknown < right, "{unknown} unknown, {right} right");
     ensure!(right > ran.len() / 2, "only {right} samples in methods");
     ensure!(ran.len() > 100, "only {} methods", ran.len());
@@ -107,6 +110,7 @@ fn names_are_of_what_ran(name: &str) -> Result<()> {
 /// more of them than the clock ticked while it ran.
 fn counts_are_possible(profile: &Profile, ran: &HashMap<u64, (u64, u64)>) -> Result<()> {
     let mut counts: HashMap<u64, u64> = HashMap::new();
+    let mut strayed = Strayed::default();
     for (stack, _, count) in profile.counts() {
         for location in profile.stack(stack) {
             let function = profile
@@ -117,15 +121,11 @@ fn counts_are_possible(profile: &Profile, ran: &HashMap<u64, (u64, u64)>) -> Res
             else {
                 continue;
             };
-            ensure!(
-                function.file.is_empty() || *function.file == format!("/generated/gen_{number}.rb"),
-                "{} in {}",
-                function.label,
-                function.file
-            );
+            strayed.look_at(function, number);
             *counts.entry(number).or_default() += count;
         }
     }
+    strayed.is_rare()?;
     let mut impossible = Vec::new();
     for (number, count) in &counts {
         let (begin, end) = ran
@@ -148,6 +148,39 @@ fn counts_are_possible(profile: &Profile, ran: &HashMap<u64, (u64, u64)>) -> Res
         counts.len()
     );
     Ok(())
+}
+
+/// Methods with the file of another.
+///
+/// Code that was thrown away between its sample and the look at it can still
+/// be there while its path is not: where that stood may be another interned
+/// string, and nothing in memory tells. It is rare, and must stay so.
+#[derive(Debug, Default)]
+struct Strayed {
+    seen: usize,
+    strayed: Vec<String>,
+}
+
+impl Strayed {
+    fn look_at(&mut self, function: &Function, number: u64) {
+        self.seen += 1;
+        let file = &*function.file;
+        if !file.is_empty() && file != format!("/generated/gen_{number}.rb") {
+            self.strayed.push(format!("{} in {file}", function.label));
+        }
+    }
+
+    fn is_rare(&self) -> Result<()> {
+        let Self { seen, strayed } = self;
+        if !strayed.is_empty() {
+            eprintln!(
+                "{} of {seen} have another's file: {strayed:?}",
+                strayed.len()
+            );
+        }
+        ensure!(strayed.len() <= 1 + seen / 500, "{strayed:#?}");
+        Ok(())
+    }
 }
 
 /// When each method ran.
@@ -197,11 +230,6 @@ fn was_so(
         *function.label == label || *function.label == format!("m_{number}"),
         "{} is not {label}",
         function.label
-    );
-    ensure!(
-        function.file.is_empty() || *function.file == format!("/generated/gen_{number}.rb"),
-        "{label} in {}",
-        function.file
     );
     // `def`, an empty line, the two lines of its body, and `end`.
     let lines = [number + 3, number + 4, number + 5, 0];
