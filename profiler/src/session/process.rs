@@ -33,7 +33,7 @@ pub enum Readiness {
         /// When it was last looked at.
         looked: Option<Instant>,
         /// What was seen then.
-        first_look: FirstLook,
+        look: Look,
     },
     /// Its Ruby is known.
     Ready(Box<Ruby>),
@@ -43,7 +43,7 @@ pub enum Readiness {
 
 /// What a process looks like whose Ruby has not been found yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FirstLook {
+pub enum Look {
     /// It has not been looked at.
     #[default]
     Not,
@@ -86,7 +86,7 @@ impl Process {
             readiness: Readiness::Pending {
                 since: now,
                 looked: None,
-                first_look: FirstLook::Not,
+                look: Look::Not,
             },
             ran: false,
         }
@@ -167,19 +167,19 @@ impl Process {
     }
 
     /// Remembers what it looks like, if its Ruby has not been found yet.
-    pub const fn looks_like(&mut self, now: FirstLook) {
-        if let Readiness::Pending { first_look, .. } = &mut self.readiness {
-            *first_look = now;
+    pub const fn looks_like(&mut self, now: Look) {
+        if let Readiness::Pending { look, .. } = &mut self.readiness {
+            *look = now;
         }
     }
 
     /// What it looked like when it was last looked at.
     #[must_use]
-    pub const fn first_look(&self) -> FirstLook {
+    pub const fn look(&self) -> Look {
         match self.readiness {
-            Readiness::Pending { first_look, .. } => first_look,
-            Readiness::Ready(_) => FirstLook::Ruby,
-            Readiness::NotRuby => FirstLook::NoRuby,
+            Readiness::Pending { look, .. } => look,
+            Readiness::Ready(_) => Look::Ruby,
+            Readiness::NotRuby => Look::NoRuby,
         }
     }
 
