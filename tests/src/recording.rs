@@ -76,26 +76,17 @@ pub struct Recording {
 }
 
 impl Recorder {
-    /// Loads the kernel half; `None` if this machine does not allow it.
+    /// Loads the kernel half, to see every sample; `None` if this machine does
+    /// not allow it.
     ///
     /// # Errors
     /// If it cannot be loaded, and nothing may be left out here.
     pub fn new(options: &Options) -> Result<Option<Self>> {
-        let mut session = match Session::new(options) {
-            Ok(session) => session,
-            Err(
-                error @ SessionError::Kernel(
-                    KernelError::Denied { .. } | KernelError::TooOld(_) | KernelError::NoBtf(_),
-                ),
-            ) => {
-                rig::skip(&error.to_string())?;
-                return Ok(None);
-            }
-            Err(error) => return Err(error.into()),
+        let Some(mut recorder) = Self::unobserved(options)? else {
+            return Ok(None);
         };
-        let seen = SeenSoFar::default();
-        let into = seen.clone();
-        session.observe(Box::new(move |observed| {
+        let into = recorder.seen();
+        recorder.session.observe(Box::new(move |observed| {
             let sample = observed.sample;
             let comm: Vec<u8> = sample
                 .comm
@@ -112,9 +103,30 @@ impl Recorder {
                 frames: observed.frames.to_vec(),
             });
         }));
+        Ok(Some(recorder))
+    }
+
+    /// Loads the kernel half for a recording like a user's, in which names are
+    /// remembered and nobody looks at single samples.
+    ///
+    /// # Errors
+    /// As [`Recorder::new`].
+    pub fn unobserved(options: &Options) -> Result<Option<Self>> {
+        let session = match Session::new(options) {
+            Ok(session) => session,
+            Err(
+                error @ SessionError::Kernel(
+                    KernelError::Denied { .. } | KernelError::TooOld(_) | KernelError::NoBtf(_),
+                ),
+            ) => {
+                rig::skip(&error.to_string())?;
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
         Ok(Some(Self {
             session,
-            seen,
+            seen: SeenSoFar::default(),
             second: Instant::now(),
         }))
     }

@@ -131,7 +131,7 @@ fn a_stripped_ruby_that_exports_nothing() -> Result<()> {
     fails(
         &record(&["--pid", &pid, "-o", "-", "--format", "folded"])?,
         1,
-        &[&pid, "3.4.5", "cannot be profiled", "ruby_current_ec"],
+        &[&pid, "Ruby 3.4", "cannot be profiled", "ruby_current_ec"],
     )
 }
 

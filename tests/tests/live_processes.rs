@@ -1,6 +1,11 @@
 //! Children and threads are recorded from the moment they exist, and a command
 //! from its first instruction.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a test that looks past the end has failed"
+)]
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;

@@ -1,20 +1,28 @@
 //! Names never come from what was thrown away: methods that are defined, run
 //! and thrown away all the time, so that Ruby uses their memory again.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "a test that looks past the end has failed"
+)]
+
 use std::collections::HashMap;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
 use rbprof::kernel::Options;
+use rbprof::profile::Function;
+use rbprof::profile::Profile;
 use rbprof::symbolize::Resolved;
 use rbprof_tests::recording::Recorder;
 use rbprof_tests::recording::Seen;
 use rbprof_tests::rig;
 use rbprof_tests::target::Target;
 
+const FREQUENCY: u64 = 997;
 /// How long methods are made and thrown away, milliseconds.
-const RUN_MS: &str = "6000";
+const RUN_MS: &str = "4000";
 
 #[test]
 fn on_debian_2_7_4() -> Result<()> {
@@ -40,30 +48,43 @@ fn names_are_of_what_ran(name: &str) -> Result<()> {
             .env("RUN_MS", RUN_MS),
     )?;
     target.wait_for("ready")?;
-    let Some(mut recorder) = Recorder::new(&Options {
-        frequency: 997,
+    let options = Options {
+        frequency: FREQUENCY,
         ..Options::default()
-    })?
-    else {
+    };
+    // One looks at every sample; the other is a user's.
+    let Some(mut recorder) = Recorder::new(&options)? else {
+        return Ok(());
+    };
+    let Some(mut user) = Recorder::unobserved(&options)? else {
         return Ok(());
     };
     recorder.start(&[target.pid()])?;
+    user.start(&[target.pid()])?;
     target.go_on()?;
     let mut said = Vec::new();
-    recorder.run_until(|| target.listen("finished", &mut said))?;
+    recorder.run_until(|| {
+        user.session().poll()?;
+        target.listen("finished", &mut said)
+    })?;
     let recording = recorder.finish()?;
 
     let ran = times(&said)?;
     let (mut right, mut unknown, mut wrong) = (0, 0, Vec::new());
+    let mut strayed = Strayed::default();
     for seen in &recording.seen {
         for (at, frame) in seen.frames.iter().enumerate() {
-            let number = number(frame);
+            let number = number(&frame.function);
             let unread = &*frame.function.label == "<unreadable>";
-            let partly = frame.line == 0 || frame.function.file.is_empty();
+            let partly = frame.line == 0
+                || frame.function.file.is_empty()
+                || number.is_some_and(|number| number % 3 != 1)
+                    && frame.function.label == frame.function.base_label;
             unknown += usize::from(unread || number.is_some() && partly);
             let Some(number) = number else {
                 continue;
             };
+            strayed.look_at(&frame.function, number);
             match was_so(seen, at, frame, number, &ran) {
                 Ok(()) => right += 1,
                 Err(error) => wrong.push(format!("{error:#}")),
@@ -82,10 +103,89 @@ fn names_are_of_what_ran(name: &str) -> Result<()> {
         wrong.len(),
         wrong.first()
     );
-    ensure!(unknown < right / 4, "{unknown} unknown, {right} right");
+    // How many depends on how soon this process gets its turn.
+    strayed.is_rare()?;
+    ensure!(unknown < right, "{unknown} unknown, {right} right");
     ensure!(right > ran.len() / 2, "only {right} samples in methods");
     ensure!(ran.len() > 100, "only {} methods", ran.len());
+    counts_are_possible(&user.finish()?.profile, &ran)
+}
+
+/// A profile does not tell when its samples were taken, but no method can have
+/// more of them than the clock ticked while it ran.
+fn counts_are_possible(profile: &Profile, ran: &HashMap<u64, (u64, u64)>) -> Result<()> {
+    let mut counts: HashMap<u64, u64> = HashMap::new();
+    let mut strayed = Strayed::default();
+    for (stack, _, count) in profile.counts() {
+        for location in profile.stack(stack) {
+            let function = profile
+                .location(location)
+                .and_then(|location| profile.function(location.function));
+            let Some((function, number)) =
+                function.and_then(|function| Some((function, number(function)?)))
+            else {
+                continue;
+            };
+            strayed.look_at(function, number);
+            *counts.entry(number).or_default() += count;
+        }
+    }
+    strayed.is_rare()?;
+    let mut impossible = Vec::new();
+    for (number, count) in &counts {
+        let (begin, end) = ran
+            .get(number)
+            .with_context(|| format!("m_{number} never ran"))?;
+        let ticks = (end - begin) as f64 / 1e9 * FREQUENCY as f64;
+        if *count as f64 > ticks + 2.0 {
+            impossible.push(format!("m_{number}: {count} samples in {ticks:.1} ticks"));
+        }
+    }
+    eprintln!(
+        "in the profile: {} methods, {} of them with too many samples",
+        counts.len(),
+        impossible.len()
+    );
+    ensure!(impossible.is_empty(), "{impossible:#?}");
+    ensure!(
+        counts.len() * 2 > ran.len(),
+        "only {} methods",
+        counts.len()
+    );
     Ok(())
+}
+
+/// Methods with the file of another.
+///
+/// Code that was thrown away between its sample and the look at it can still
+/// be there while its path is not: where that stood may be another interned
+/// string, and nothing in memory tells. It is rare, and must stay so.
+#[derive(Debug, Default)]
+struct Strayed {
+    seen: usize,
+    strayed: Vec<String>,
+}
+
+impl Strayed {
+    fn look_at(&mut self, function: &Function, number: u64) {
+        self.seen += 1;
+        let file = &*function.file;
+        if !file.is_empty() && file != format!("/generated/gen_{number}.rb") {
+            self.strayed.push(format!("{} in {file}", function.label));
+        }
+    }
+
+    fn is_rare(&self) -> Result<()> {
+        let Self { seen, strayed } = self;
+        if !strayed.is_empty() {
+            eprintln!(
+                "{} of {seen} have another's file: {strayed:?}",
+                strayed.len()
+            );
+        }
+        ensure!(strayed.len() <= 1 + seen / 500, "{strayed:#?}");
+        Ok(())
+    }
 }
 
 /// When each method ran.
@@ -103,8 +203,8 @@ fn times(lines: &[String]) -> Result<HashMap<u64, (u64, u64)>> {
 }
 
 /// The number of a method that is made and thrown away.
-fn number(frame: &Resolved) -> Option<u64> {
-    frame.function.base_label.strip_prefix("m_")?.parse().ok()
+fn number(function: &Function) -> Option<u64> {
+    function.base_label.strip_prefix("m_")?.parse().ok()
 }
 
 fn was_so(
@@ -130,19 +230,14 @@ fn was_so(
         0 => (format!("C_{number}#m_{number}"), "class_of_its_own"),
         _ => (format!("m_{number}"), "singleton"),
     };
+    // What could not be read any more is left out, empty, or 0.
     ensure!(
-        *function.label == label,
+        *function.label == label || *function.label == format!("m_{number}"),
         "{} is not {label}",
         function.label
     );
-    // What could not be read any more is empty, or 0.
-    ensure!(
-        function.file.is_empty() || *function.file == format!("/generated/gen_{number}.rb"),
-        "{label} in {}",
-        function.file
-    );
-    // `def`, an empty line, and the two lines of its body.
-    let lines = [number + 3, number + 4, 0];
+    // `def`, an empty line, the two lines of its body, and `end`.
+    let lines = [number + 3, number + 4, number + 5, 0];
     ensure!(
         lines.contains(&u64::from(frame.line)),
         "{label} in line {}",

@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use rbprof_common::wire::sample_flags;
 
-use super::process::FirstLook;
+use super::process::Look;
 use crate::profile::Function;
 use crate::profile::FunctionKind;
 
 /// The frame of a sample without Ruby frames, in a process that looked like
-/// `first_look` if it is still being waited for.
+/// `look` if it is still being waited for.
 #[must_use]
-pub fn for_sample(flags: u32, comm: &[u8; 16], first_look: FirstLook) -> Arc<Function> {
+pub fn for_sample(flags: u32, comm: &[u8; 16], look: Look) -> Arc<Function> {
     let with_comm = |what| marker(&format!("({what}: {})", super::comm_text(comm)));
     if flags & sample_flags::PENDING != 0 {
-        return match first_look {
-            FirstLook::Not => with_comm("starting"),
-            FirstLook::Ruby => marker("(Ruby starting)"),
-            FirstLook::NoRuby => with_comm("not Ruby"),
+        return match look {
+            Look::Not => with_comm("starting"),
+            Look::Ruby => marker("(Ruby starting)"),
+            Look::NoRuby => with_comm("not Ruby"),
         };
     }
     if flags & sample_flags::NOT_RUBY != 0 {

@@ -27,8 +27,8 @@ use rbprof_common::wire::Sample;
 use rbprof_common::wire::sample_flags;
 
 use self::account::Account;
-use self::process::FirstLook;
 use self::process::Known;
+use self::process::Look;
 use self::process::Process;
 use self::process::Readiness;
 use crate::kernel;
@@ -398,7 +398,7 @@ impl Session {
                     return Err(error);
                 }
                 Err(SessionError::Attach(AttachError::NotReady { .. })) => {
-                    self.looks_like(pid, FirstLook::Ruby);
+                    self.looks_like(pid, Look::Ruby);
                 }
                 Err(SessionError::Attach(AttachError::Gone { .. })) => self.end_process(pid),
                 Err(SessionError::Attach(error)) => {
@@ -410,7 +410,7 @@ impl Session {
                     if out_of_patience || hopeless {
                         self.give_up_on(pid, &error)?;
                     } else {
-                        self.looks_like(pid, FirstLook::NoRuby);
+                        self.looks_like(pid, Look::NoRuby);
                     }
                 }
             }
@@ -425,7 +425,7 @@ impl Session {
         }
     }
 
-    fn looks_like(&mut self, pid: u32, look: FirstLook) {
+    fn looks_like(&mut self, pid: u32, look: Look) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.looks_like(look);
         }
@@ -518,11 +518,11 @@ impl Session {
         self.account.received += 1;
         let labels = self.labels_of(sample);
         if sample.stack == 0 {
-            let first_look = self
+            let look = self
                 .processes
                 .get(&sample.tgid)
-                .map_or(FirstLook::Not, Process::first_look);
-            let marker = markers::for_sample(sample.flags, &sample.comm, first_look);
+                .map_or(Look::Not, Process::look);
+            let marker = markers::for_sample(sample.flags, &sample.comm, look);
             let stack = self.intern_marker(&marker);
             if let Some(process) = self.processes.get_mut(&sample.tgid) {
                 process.ran |= sample.flags & sample_flags::PENDING != 0;

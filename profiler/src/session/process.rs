@@ -38,7 +38,7 @@ pub enum Readiness {
         /// When it was last looked at, and how long to wait from then.
         looked: Option<(Instant, Duration)>,
         /// What was seen then.
-        first_look: FirstLook,
+        look: Look,
     },
     /// Its Ruby is known.
     Ready(Box<Ruby>),
@@ -77,7 +77,7 @@ impl Ruby {
 
 /// What a process looks like whose Ruby has not been found yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FirstLook {
+pub enum Look {
     /// It has not been looked at.
     #[default]
     Not,
@@ -133,7 +133,7 @@ impl Process {
             readiness: Readiness::Pending {
                 since: now,
                 looked: None,
-                first_look: FirstLook::Not,
+                look: Look::Not,
             },
             ran: false,
         }
@@ -243,19 +243,19 @@ impl Process {
     }
 
     /// Remembers what it looks like, if its Ruby has not been found yet.
-    pub const fn looks_like(&mut self, now: FirstLook) {
-        if let Readiness::Pending { first_look, .. } = &mut self.readiness {
-            *first_look = now;
+    pub const fn looks_like(&mut self, now: Look) {
+        if let Readiness::Pending { look, .. } = &mut self.readiness {
+            *look = now;
         }
     }
 
     /// What it looked like when it was last looked at.
     #[must_use]
-    pub const fn first_look(&self) -> FirstLook {
+    pub const fn look(&self) -> Look {
         match self.readiness {
-            Readiness::Pending { first_look, .. } => first_look,
-            Readiness::Ready(_) => FirstLook::Ruby,
-            Readiness::NotRuby => FirstLook::NoRuby,
+            Readiness::Pending { look, .. } => look,
+            Readiness::Ready(_) => Look::Ruby,
+            Readiness::NotRuby => Look::NoRuby,
         }
     }
 

@@ -153,7 +153,7 @@ impl Iseq {
         offset: u64,
     ) -> Result<Arc<str>, Unreadable> {
         let string = reader.word(self.body.wrapping_add(offset))?;
-        strings::text(reader, layout, string)
+        strings::interned_text(reader, layout, string)
     }
 
     /// The absolute path of its file, or the path Ruby has.
@@ -165,15 +165,15 @@ impl Iseq {
         let object = reader.word(self.body.wrapping_add(fixed::BODY_PATH))?;
         let kind = reader.masked(object, object_type::MASK)?;
         if kind != object_type::ARRAY {
-            return strings::text(reader, layout, object);
+            return strings::interned_text(reader, layout, object);
         }
         // [path, realpath]; the latter is nil for code that has no file.
         let real = arrays::element(reader, layout, object, 1)?;
         if is_object(real) {
-            return strings::text(reader, layout, real);
+            return strings::interned_text(reader, layout, real);
         }
         let path = arrays::element(reader, layout, object, 0)?;
-        strings::text(reader, layout, path)
+        strings::interned_text(reader, layout, path)
     }
 
     /// The line its definition begins on; `0` when there is none.

@@ -15,6 +15,8 @@ const MAX_LEN: usize = 4096;
 
 /// `RSTRING_NOEMBED`: the bytes are elsewhere.
 const NOEMBED: u64 = 1 << 13;
+/// `RSTRING_FSTR`: one of a kind, in Ruby's table of such strings.
+const INTERNED: u64 = 1 << 29;
 /// `RSTRING_EMBED_LEN_MASK` up to 3.1.
 const EMBED_LEN_SHIFT: u32 = 14;
 const EMBED_LEN_MASK: u64 = 0x1f << EMBED_LEN_SHIFT;
@@ -52,6 +54,19 @@ pub(super) fn bytes<M: TargetMemory>(
     let len = usize::try_from(len).unwrap_or(usize::MAX);
     let bytes = reader.bytes(data, len.min(MAX_LEN))?;
     Ok((bytes, len <= MAX_LEN))
+}
+
+/// Reads the interned string at `string` as text. Names and paths of code are
+/// interned, so another string stands where one was thrown away.
+pub(super) fn interned_text<M: TargetMemory>(
+    reader: &mut Reader<'_, M>,
+    layout: &NameLayout,
+    string: u64,
+) -> Result<Arc<str>, Unreadable> {
+    if reader.masked(string, INTERNED)? == 0 {
+        return Err(Unreadable);
+    }
+    text(reader, layout, string)
 }
 
 /// Reads the string at `string` as text; see [`shown`].
