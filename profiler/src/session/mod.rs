@@ -406,7 +406,12 @@ impl Session {
                         .processes
                         .get(&pid)
                         .is_some_and(|process| process.waited(now) > PATIENCE);
-                    let hopeless = !matches!(error, AttachError::NotRuby { .. });
+                    // Anything else may come of an `exec` or `chroot` between
+                    // two steps of the look.
+                    let hopeless = matches!(
+                        error,
+                        AttachError::TooOld { .. } | AttachError::Unsupported { .. }
+                    );
                     if out_of_patience || hopeless {
                         self.give_up_on(pid, &error)?;
                     } else {
