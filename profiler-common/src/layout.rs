@@ -317,6 +317,44 @@ pub struct Layout {
     pub walk: WalkLayout,
     /// For the symbolizer.
     pub names: NameLayout,
+    /// For telling whether the garbage collector has run, if that is known.
+    pub collector: Option<CollectorLayout>,
+}
+
+/// Where a release keeps what its garbage collector is doing. Source: live
+/// processes, searched for the value of `GC.count` while it changed; the flags
+/// from the headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollectorLayout {
+    /// `rb_vm_t.objspace`; differs between x86-64 and arm64.
+    pub vm_objspace: u64,
+    /// The word of flags in `rb_objspace_t`, whose low two bits are the mode.
+    pub flags: u64,
+    /// `rb_objspace_t.profile.count`: collections begun.
+    pub count: u64,
+}
+
+const fn collector(x86_64: u64, arm64: u64, flags: u64, count: u64) -> Option<CollectorLayout> {
+    // The layout is for processes of the machine this is compiled for; that of
+    // the kernel half is of no matter, since it gets addresses.
+    let vm_objspace = if cfg!(target_arch = "aarch64") {
+        arm64
+    } else {
+        x86_64
+    };
+    Some(CollectorLayout {
+        vm_objspace,
+        flags,
+        count,
+    })
+}
+
+/// Modes of the garbage collector.
+pub mod collector_mode {
+    /// The bits of the flags that tell it.
+    pub const MASK: u64 = 3;
+    /// Finding out what is in use.
+    pub const MARKING: u64 = 1;
 }
 
 const fn walk(
@@ -422,24 +460,28 @@ pub static LAYOUTS: [Layout; 8] = [
             method_table: ClassField::Direct(32),
             ..old_names(168, 264, 8, 164, 64)
         },
+        collector: None,
     },
     Layout {
         from: Version::new(2, 7, 0),
         to: Version::new(2, 7, 8),
         walk: walk(56, 56, 24, 32, 72),
         names: old_names(168, 256, 8, 168, 64),
+        collector: collector(1152, 1152, 16, 424),
     },
     Layout {
         from: Version::new(3, 0, 0),
         to: Version::new(3, 0, 7),
         walk: walk(56, 56, 32, 40, 80),
         names: old_names(168, 264, 8, 168, 72),
+        collector: None,
     },
     Layout {
         from: Version::new(3, 1, 0),
         to: Version::new(3, 1, 7),
         walk: walk(64, 48, 32, 40, 80),
         names: old_names(168, 280, 12, 169, 80),
+        collector: collector(1104, 1128, 16, 440),
     },
     Layout {
         from: Version::new(3, 2, 0),
@@ -457,24 +499,28 @@ pub static LAYOUTS: [Layout; 8] = [
             24,
             112,
         ),
+        collector: None,
     },
     Layout {
         from: Version::new(3, 3, 0),
         to: Version::new(3, 3, 13),
         walk: walk(56, 48, 32, 48, 0),
         names: names(160, 288, 169, 1 << 12, class_fields(32, 96, 120), 24, 112),
+        collector: collector(1304, 1320, 16, 1392),
     },
     Layout {
         from: Version::new(3, 4, 0),
         to: Version::new(3, 4, 12),
         walk: walk(56, 48, 32, 48, 0),
         names: names(160, 296, 170, 1 << 13, class_fields(32, 96, 120), 24, 112),
+        collector: collector(1296, 1320, 20, 1008),
     },
     Layout {
         from: Version::new(4, 0, 0),
         to: Version::new(4, 0, 9),
         walk: walk(56, 48, 32, 48, 0),
         names: names(168, 304, 171, 1 << 13, class_fields(24, 112, 128), 48, 120),
+        collector: None,
     },
 ];
 

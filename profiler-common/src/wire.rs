@@ -175,6 +175,8 @@ pub struct Sample {
     pub frames: u32,
     /// The CPU.
     pub cpu: u32,
+    /// [`Collector::epoch`](crate::process::Collector::epoch) of the process.
+    pub epoch: u64,
     /// The thread's name, NUL-padded.
     pub comm: [u8; 16],
 }
@@ -270,7 +272,7 @@ impl Counter {
 
 const _: () = {
     assert!(size_of::<Frame>() == 24);
-    assert!(size_of::<Sample>() == 56);
+    assert!(size_of::<Sample>() == 64);
     assert!(size_of::<StackChunk>() == 32);
     assert!(size_of::<ProcessEvent>() == 24);
     assert!(size_of::<ThreadPointer>() == 16);

@@ -1,5 +1,6 @@
 //! A recording in this process, sample by sample.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
@@ -16,11 +17,15 @@ use rbprof::session::Session;
 use rbprof::session::SessionError;
 use rbprof::session::account::Account;
 use rbprof::symbolize::Resolved;
+use rustix::event::PollFd;
+use rustix::event::PollFlags;
+use rustix::event::Timespec;
+use rustix::event::poll;
 
 use crate::rig;
 
 /// Between two looks at the ring.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
+const POLL_INTERVAL_NS: i64 = 5000000;
 
 /// A sample with Ruby frames.
 #[derive(Clone, Debug)]
@@ -159,6 +164,7 @@ impl Recorder {
     /// # Errors
     /// Those of the session and of `over`.
     pub fn run_until(&mut self, mut over: impl FnMut() -> Result<bool>) -> Result<()> {
+        let wakeup = self.session.wakeup()?;
         loop {
             let last = over()?;
             self.session.poll()?;
@@ -169,7 +175,7 @@ impl Recorder {
                 self.session.every_second()?;
                 self.second = Instant::now();
             }
-            std::thread::sleep(POLL_INTERVAL);
+            wait_for(&wakeup);
         }
     }
 
@@ -191,4 +197,16 @@ impl Recorder {
             profile,
         })
     }
+}
+
+/// Waits until the kernel half has something that should not wait, or for a
+/// moment.
+fn wait_for(wakeup: &OwnedFd) {
+    let mut ready = [PollFd::new(wakeup, PollFlags::IN)];
+    let timeout = Timespec {
+        tv_sec: 0,
+        tv_nsec: POLL_INTERVAL_NS,
+    };
+    // An interrupted wait is a short one.
+    let _ = poll(&mut ready, Some(&timeout));
 }

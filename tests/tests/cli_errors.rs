@@ -123,19 +123,6 @@ fn a_thread_is_no_process() -> Result<()> {
 }
 
 #[test]
-fn a_stripped_ruby_that_exports_nothing() -> Result<()> {
-    let Some(target) = busy("source-3.4.5", 1)? else {
-        return Ok(());
-    };
-    let pid = target.pid().to_string();
-    fails(
-        &record(&["--pid", &pid, "-o", "-", "--format", "folded"])?,
-        1,
-        &[&pid, "Ruby 3.4", "cannot be profiled", "ruby_current_ec"],
-    )
-}
-
-#[test]
 fn an_output_that_cannot_be_written_is_found_out_first() -> Result<()> {
     let Some(target) = busy("debian-3.1.2", 1)? else {
         return Ok(());

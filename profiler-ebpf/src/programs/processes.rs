@@ -64,6 +64,7 @@ static PENDING_ENTRY: ProcessEntry = ProcessEntry {
     vm: 0,
     pthread_bias: 0,
     vm_exec: [rbprof_common::process::Range { start: 0, end: 0 }; 2],
+    collector: rbprof_common::process::Collector { count: 0, flags: 0 },
     layout: rbprof_common::layout::WalkLayout {
         cfp_size: 0,
         ec_thread: 0,

@@ -179,6 +179,7 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
         stack: 0,
         frames: 0,
         cpu,
+        epoch: 0,
         comm: bpf_get_current_comm().unwrap_or_default(),
     };
     state.count = 0;
@@ -205,6 +206,7 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
     };
     match context {
         Ok(context) => {
+            state.sample.epoch = entry.collector.epoch(&UserMemory);
             state.walk = RubyWalk::start(&context, entry.layout.cfp_size);
             true
         }

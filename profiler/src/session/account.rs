@@ -24,6 +24,8 @@ pub struct Account {
     /// Times that names had to be read again because what they were read from
     /// had changed.
     pub renamed: u64,
+    /// Samples with names that may have been freed before they were read.
+    pub disbelieved: u64,
     /// Samples with a method that was replaced around the time of the sample.
     pub replaced: u64,
     /// Children that targets forked.
@@ -79,6 +81,11 @@ impl Account {
             "samples with a method replaced meanwhile",
             Loss,
             self.replaced,
+        );
+        metadata.count(
+            "samples with a name that was collected too soon",
+            Loss,
+            self.disbelieved,
         );
         metadata.count("names read again", Fact, self.renamed);
         metadata.count("records not understood", Loss, self.unknown_records);

@@ -44,6 +44,7 @@ use crate::profile::Profile;
 use crate::profile::StackId;
 use crate::samples::Record;
 use crate::samples::StackTable;
+use crate::symbolize::Moment;
 use crate::symbolize::Resolved;
 use crate::targets::AttachError;
 use crate::targets::Target;
@@ -546,12 +547,16 @@ impl Session {
             return;
         };
         self.account.with_frames += 1;
-        let known = process.stack_in_profile(sample.stack);
+        let taken = Moment {
+            time: sample.time,
+            epoch: sample.epoch,
+        };
+        let known = process.stack_in_profile(sample.stack, taken);
         let id = match known {
             Known::Now(id) if self.observer.is_none() => id,
             _ => {
                 self.resolved.clear();
-                process.resolve(&stack.frames, &mut self.resolved);
+                let believed = process.resolve(&stack.frames, taken, &mut self.resolved);
                 self.locations.clear();
                 for resolved in &self.resolved {
                     let function = self.profile.intern_function(&resolved.function);
@@ -564,8 +569,14 @@ impl Session {
                         .push(self.profile.intern_location(function, 0));
                 }
                 let id = self.profile.intern_stack(&self.locations);
-                process.remember_stack(sample.stack, id);
+                if believed {
+                    process.remember_stack(sample.stack, id);
+                } else {
+                    // The next sample of this stack may have better luck.
+                    self.account.disbelieved += 1;
+                }
                 if let Known::Before(before) = known
+                    && sample.epoch == 0
                     && before != id
                     && !self.fresh.contains(&sample.stack)
                 {

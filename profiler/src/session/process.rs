@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use rbprof_common::layout::Layout;
 use rbprof_common::layout::Version;
+use rbprof_common::process::Collector;
 use rbprof_common::wire::Frame;
 
 use crate::memory::OpenError;
@@ -14,6 +15,7 @@ use crate::memory::PinnedProcess;
 use crate::memory::ProcessMemory;
 use crate::memory::TargetMemory as _;
 use crate::profile::StackId;
+use crate::symbolize::Moment;
 use crate::symbolize::Resolved;
 use crate::symbolize::RubyNames;
 use crate::targets::Target;
@@ -54,9 +56,19 @@ struct Facts {
     global_symbols: Option<u64>,
     /// The process's `rb_vm_t`, or 0.
     vm: u64,
+    collector: Collector,
 }
 
 impl Facts {
+    fn now(&self, memory: &ProcessMemory) -> Moment {
+        let epoch = self.collector.epoch(memory);
+        // The clock after the epoch: what is read now holds from then on.
+        Moment {
+            time: monotonic_ns(),
+            epoch,
+        }
+    }
+
     fn names(&self) -> RubyNames {
         let names = RubyNames::new(self.layout, self.version, self.global_symbols);
         if self.vm == 0 {
@@ -100,7 +112,7 @@ pub struct Ruby {
     looked_for_symbols: u32,
     /// Stacks of the kernel half, as stacks of the profile; valid for the
     /// current `generation`.
-    stacks: HashMap<u64, (u64, StackId)>,
+    stacks: HashMap<u64, (u64, StackId, Moment)>,
     /// Goes up whenever a name turns out to be out of date.
     generation: u64,
 }
@@ -149,6 +161,7 @@ impl Process {
             version: target.ruby.version,
             global_symbols: target.global_symbols,
             vm: target.entry.vm,
+            collector: target.entry.collector,
         };
         let memory = ProcessMemory::open(Arc::clone(&target.process))?;
         Ok(Self::with_ruby(memory, Arc::new(target), facts))
@@ -285,23 +298,37 @@ impl Process {
         !held
     }
 
-    /// Names frames, leaf first.
-    pub fn resolve(&mut self, frames: &[Frame], out: &mut Vec<Resolved>) {
-        if let Readiness::Ready(ruby) = &mut self.readiness {
-            ruby.names.resolve(frames, &ruby.memory, out);
-        }
+    /// Names frames that were `taken` a while ago, leaf first. `false` when
+    /// some names cannot be believed.
+    pub fn resolve(&mut self, frames: &[Frame], taken: Moment, out: &mut Vec<Resolved>) -> bool {
+        let Readiness::Ready(ruby) = &mut self.readiness else {
+            return true;
+        };
+        let Ruby {
+            memory,
+            names,
+            facts,
+            ..
+        } = &mut **ruby;
+        names.resolve_taken(frames, memory, taken, || facts.now(memory), out)
     }
 
     /// What is known of a stack of the kernel half.
     #[must_use]
-    pub fn stack_in_profile(&self, id: u64) -> Known {
+    pub fn stack_in_profile(&self, id: u64, taken: Moment) -> Known {
         let Readiness::Ready(ruby) = &self.readiness else {
             return Known::No;
         };
         match ruby.stacks.get(&id) {
             None => Known::No,
-            Some(&(generation, stack)) if generation == ruby.generation => Known::Now(stack),
-            Some(&(_, stack)) => Known::Before(stack),
+            Some(&(generation, stack, established)) if generation == ruby.generation => {
+                if established.covers(taken) {
+                    Known::Now(stack)
+                } else {
+                    Known::No
+                }
+            }
+            Some(&(_, stack, _)) => Known::Before(stack),
         }
     }
 
@@ -311,7 +338,15 @@ impl Process {
             if ruby.stacks.len() >= MAX_KNOWN_STACKS {
                 ruby.stacks.clear();
             }
-            ruby.stacks.insert(id, (ruby.generation, stack));
+            let now = ruby.facts.now(&ruby.memory);
+            ruby.stacks.insert(id, (ruby.generation, stack, now));
         }
     }
+}
+
+/// `CLOCK_MONOTONIC`, nanoseconds: the clock of the kernel half.
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }

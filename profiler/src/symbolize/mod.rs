@@ -95,9 +95,34 @@ pub struct RubyNames {
     names: &'static NameLayout,
     symbols: SymbolTable,
     classes: Classes,
-    known: Cache<NameKey, Arc<Name>>,
-    lines: Cache<LineKey, Arc<Line>>,
+    known: Cache<NameKey, (Arc<Name>, Moment)>,
+    lines: Cache<LineKey, (Arc<Line>, Moment)>,
     markers: Markers,
+}
+
+/// When something was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub time: u64,
+    /// [`Collector::epoch`](rbprof_common::process::Collector::epoch) then; 0
+    /// where it is not known.
+    pub epoch: u64,
+}
+
+impl Moment {
+    /// Not known to have been at any time.
+    const NEVER: Self = Self {
+        time: u64::MAX,
+        epoch: 0,
+    };
+
+    /// Whether what was read at this moment, and holds to this day, is what a
+    /// sample saw: it was there before, or nothing has been freed in between.
+    #[must_use]
+    pub const fn covers(&self, sample: Self) -> bool {
+        self.time <= sample.time || self.epoch == sample.epoch || sample.epoch == 0
+    }
 }
 
 /// What determines the name of a frame.
@@ -206,9 +231,15 @@ impl Markers {
 /// One pass over the frames of a stack.
 struct Pass<'a, M> {
     memory: &'a M,
-    /// Read in this pass rather than remembered.
+    /// When the frames were taken.
+    taken: Moment,
+    /// Read in this pass, and remembered since.
     fresh: HashSet<Key>,
-    /// Changed under every attempt to read it.
+    /// Read in this pass, but not completely.
+    partial: HashSet<Key>,
+    /// Something that is remembered may not be what the frames saw.
+    doubted: bool,
+    /// Not to be read (again), since what would be read cannot be believed.
     refused: &'a HashSet<Key>,
 }
 
@@ -258,28 +289,90 @@ impl RubyNames {
         memory: &M,
         out: &mut Vec<Resolved>,
     ) {
+        let unknown = Moment { time: 0, epoch: 0 };
+        self.resolve_taken(frames, memory, unknown, || unknown, out);
+    }
+
+    /// As [`RubyNames::resolve`], for frames that were taken a while ago from a
+    /// process that goes on.
+    ///
+    /// What the frames name may have been freed since, and its memory used for
+    /// something else. So a name counts only if nothing can have been freed
+    /// between the moment when the frames were `taken` and the one when it was
+    /// read (`now`), or if it was known before and still holds
+    /// ([`RubyNames::revalidate`]). `false` says that some names did not count;
+    /// resolving the frames of another sample may give more.
+    pub fn resolve_taken<M: TargetMemory>(
+        &mut self,
+        frames: &[Frame],
+        memory: &M,
+        taken: Moment,
+        now: impl Fn() -> Moment,
+        out: &mut Vec<Resolved>,
+    ) -> bool {
         let begin = out.len();
         let mut refused = HashSet::new();
+        // Read in one of the attempts, and still there after it.
+        let mut fresh = HashSet::new();
+        let mut believed = true;
         for attempt in 1.. {
             out.truncate(begin);
             let metered = Metered::new(memory, MAX_READS);
             let mut pass = Pass {
                 memory: &metered,
-                fresh: HashSet::new(),
+                taken,
+                fresh: std::mem::take(&mut fresh),
+                partial: HashSet::new(),
+                doubted: false,
                 refused: &refused,
             };
             self.resolve_once(frames, &mut pass, out);
+            let partial = pass.partial;
+            fresh = pass.fresh;
+            believed &= !pass.doubted;
             // The target went on while it was read, so what was read may be of
             // two different moments: it counts when it is still there.
-            let fresh = pass.fresh;
-            let gone = self.forget_what_is_gone(fresh, memory);
+            let gone = self.forget_what_is_gone(fresh.clone(), memory);
             if gone.is_empty() {
-                return;
+                if fresh.is_empty() && partial.is_empty() {
+                    break;
+                }
+                // Good for frames that are taken from now on. Had the memory
+                // been freed already, they could not hold on to it.
+                let now = now();
+                self.establish(&fresh, now);
+                if now.covers(taken) {
+                    break;
+                }
+                believed = false;
+                refused.extend(fresh.drain());
+                refused.extend(partial);
+                continue;
             }
+            fresh.retain(|key| !gone.contains(key));
             match attempt {
                 1 => {}
                 2..ATTEMPTS => refused.extend(gone),
                 _ => refused.extend(frames.iter().flat_map(keys_of)),
+            }
+        }
+        believed
+    }
+
+    /// Notes when names and lines were read.
+    fn establish(&mut self, keys: &HashSet<Key>, now: Moment) {
+        for key in keys {
+            match *key {
+                Key::Name(name) => {
+                    if let Some((known, _)) = self.known.get(name) {
+                        self.known.insert(name, (known, now));
+                    }
+                }
+                Key::Line(line) => {
+                    if let Some((known, _)) = self.lines.get(line) {
+                        self.lines.insert(line, (known, now));
+                    }
+                }
             }
         }
     }
@@ -307,8 +400,8 @@ impl RubyNames {
             .into_iter()
             .filter_map(|key| {
                 let found = match key {
-                    Key::Name(name) => Remembered::Name(self.known.get(name)?),
-                    Key::Line(line) => Remembered::Line(self.lines.get(line)?),
+                    Key::Name(name) => Remembered::Name(self.known.get(name)?.0),
+                    Key::Line(line) => Remembered::Line(self.lines.get(line)?.0),
                 };
                 Some((key, found))
             })
@@ -326,13 +419,17 @@ impl RubyNames {
             .filter(|(holds, _)| !holds)
             .map(|(_, (key, _))| *key)
             .collect();
-        for key in &gone {
+        self.forget(&gone);
+        gone
+    }
+
+    fn forget(&mut self, keys: &HashSet<Key>) {
+        for key in keys {
             match *key {
                 Key::Name(name) => self.known.remove(name),
                 Key::Line(line) => self.lines.remove(line),
             }
         }
-        gone
     }
 
     fn resolve_once<M: TargetMemory>(
@@ -424,8 +521,12 @@ impl RubyNames {
         if pass.refused.contains(&Key::Name(key)) {
             return Err(Unreadable);
         }
-        if let Some(name) = self.known.get(key) {
-            return Ok(name);
+        if let Some((name, established)) = self.known.get(key) {
+            if pass.fresh.contains(&Key::Name(key)) || established.covers(pass.taken) {
+                return Ok(name);
+            }
+            pass.doubted = true;
+            return Err(Unreadable);
         }
         let mut reader = Reader::new(pass.memory);
         let (function, code) = match key {
@@ -445,8 +546,10 @@ impl RubyNames {
             evidence: evidence.unwrap_or_default(),
         });
         if whole {
-            self.known.insert(key, Arc::clone(&name));
+            self.known.insert(key, (Arc::clone(&name), Moment::NEVER));
             pass.fresh.insert(Key::Name(key));
+        } else {
+            pass.partial.insert(Key::Name(key));
         }
         Ok(name)
     }
@@ -457,15 +560,20 @@ impl RubyNames {
         if pass.refused.contains(&Key::Line(key)) {
             return 0;
         }
-        if let Some(known) = self.lines.get(key) {
-            return known.line;
+        if let Some((known, established)) = self.lines.get(key) {
+            if pass.fresh.contains(&Key::Line(key)) || established.covers(pass.taken) {
+                return known.line;
+            }
+            pass.doubted = true;
+            return 0;
         }
         let mut reader = Reader::new(pass.memory);
         let Ok(line) = lines::line(&mut reader, self.names, iseq, pc) else {
             return 0;
         };
         if let Some(evidence) = reader.finish() {
-            self.lines.insert(key, Arc::new(Line { line, evidence }));
+            let line = Arc::new(Line { line, evidence });
+            self.lines.insert(key, (line, Moment::NEVER));
             pass.fresh.insert(Key::Line(key));
         }
         line

@@ -7,10 +7,12 @@ use std::time::Duration;
 use object::read::ReadRef;
 
 use rbprof_common::Fault;
+use rbprof_common::layout::CollectorLayout;
 use rbprof_common::layout::Layout;
 use rbprof_common::layout::Lookup;
 use rbprof_common::layout::Version;
 use rbprof_common::layout::lookup;
+use rbprof_common::process::Collector;
 use rbprof_common::process::ProcessEntry;
 use rbprof_common::process::Range;
 use rbprof_common::process::state;
@@ -297,6 +299,7 @@ impl Attach<'_> {
             ..ProcessEntry::default()
         };
         let root = self.validated_root(&mut entry, &symbols, &elf, &facts)?;
+        entry.collector = self.collector(facts.layout, entry.vm);
         let vm_how = vm.map_or_else(
             || "from the threads' contexts, which agree".to_owned(),
             |(_, how)| how,
@@ -501,6 +504,30 @@ impl Attach<'_> {
         }
         entry.vm = vm;
         Ok(())
+    }
+
+    /// Where this Ruby's garbage collector counts its runs, if the layout knows
+    /// and what is there can be a count.
+    fn collector(&self, layout: &Layout, vm: u64) -> Collector {
+        let Some(CollectorLayout {
+            vm_objspace,
+            flags,
+            count,
+        }) = layout.collector
+        else {
+            return Collector::default();
+        };
+        let Ok(objspace) = TargetMemory::word(self.memory, vm.wrapping_add(vm_objspace)) else {
+            return Collector::default();
+        };
+        let found = Collector {
+            count: objspace.wrapping_add(count),
+            flags: objspace.wrapping_add(flags),
+        };
+        match found.epoch(self.memory) {
+            0 => Collector::default(),
+            _ => found,
+        }
     }
 }
 
