@@ -22,8 +22,11 @@ use rbprof_tests::rig;
 use rbprof_tests::target::Target;
 
 const RBPROF: &str = env!("CARGO_BIN_EXE_rbprof-under-test");
-/// Samples of 400 ms of CPU time at 199 Hz that must be there at least.
-const ENOUGH: usize = 40;
+/// Samples that must be there at least, of the 80 that 400 ms of CPU time give
+/// at 199 Hz. On a shared machine, time that the hypervisor gave to others
+/// counts as CPU time of the process and has no ticks; how many of the ticks
+/// that there were arrive is the matter of another test.
+const ENOUGH: usize = 10;
 
 #[test]
 fn children_on_debian_2_7_4() -> Result<()> {

@@ -398,8 +398,8 @@ impl Session {
                 ) => {
                     return Err(error);
                 }
-                Err(SessionError::Attach(AttachError::NotReady { .. })) => {
-                    self.looks_like(pid, Look::Ruby);
+                Err(SessionError::Attach(AttachError::NotReady { ruby, .. })) => {
+                    self.looks_like(pid, if ruby { Look::Ruby } else { Look::Not });
                 }
                 Err(SessionError::Attach(AttachError::Gone { .. })) => self.end_process(pid),
                 Err(SessionError::Attach(error)) => {

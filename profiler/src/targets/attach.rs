@@ -175,6 +175,7 @@ fn look(process: &Arc<PinnedProcess>, threads: &[ThreadPointer]) -> Result<Targe
     let image = ruby::find(process, &memory, &mappings).map_err(|error| match error {
         NotFound::Nowhere { .. } if loader::is_loading(process, &memory, &mappings) => {
             AttachError::NotReady {
+                ruby: false,
                 pid,
                 why: "its libraries are still being loaded".to_owned(),
             }
@@ -256,6 +257,7 @@ impl Attach<'_> {
 
     fn not_ready(&self, why: String) -> AttachError {
         AttachError::NotReady {
+            ruby: true,
             pid: self.pid(),
             why,
         }

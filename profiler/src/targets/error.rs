@@ -31,8 +31,10 @@ pub enum AttachError {
         /// What was looked at.
         looked_at: String,
     },
-    /// There is a Ruby, but it is still starting: worth another try soon.
+    /// The process is still starting: worth another try soon.
     NotReady {
+        /// Whether a Ruby was found in it already.
+        ruby: bool,
         /// The process.
         pid: u32,
         /// What was missing.
@@ -97,9 +99,16 @@ impl fmt::Display for AttachError {
                 command,
                 looked_at,
             } => write!(f, "process {pid} ({command}) runs no Ruby: {looked_at}"),
-            Self::NotReady { pid, why } => {
-                write!(f, "Ruby in process {pid} is not up yet: {why}; try again")
-            }
+            Self::NotReady {
+                pid,
+                why,
+                ruby: true,
+            } => write!(f, "Ruby in process {pid} is not up yet: {why}; try again"),
+            Self::NotReady {
+                pid,
+                why,
+                ruby: false,
+            } => write!(f, "process {pid} is still starting: {why}; try again"),
             Self::TooOld { pid, version } => {
                 write!(f, "process {pid} runs Ruby {version}")?;
                 match LAYOUTS.first() {
