@@ -66,8 +66,18 @@ fn main() -> anyhow::Result<()> {
         .env_remove("RUSTC_WRAPPER")
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .env_remove("RUSTFLAGS");
-    if env::var_os(CARGO_VARIABLE).is_none() {
-        cargo.arg("-Zbuild-std=core");
+    match env::var_os(CARGO_VARIABLE) {
+        None => {
+            cargo.arg("-Zbuild-std=core");
+        }
+        // The compiler that belongs to that cargo, not the one that rustup
+        // would choose.
+        Some(other) => {
+            let rustc = Path::new(&other).with_file_name("rustc");
+            if rustc.is_file() {
+                cargo.env("RUSTC", rustc);
+            }
+        }
     }
 
     let output = cargo

@@ -113,6 +113,32 @@ pub struct ProcessEntry {
     pub layout: WalkLayout,
 }
 
+impl ProcessEntry {
+    /// A target of which nothing is known yet.
+    pub const PENDING: Self = Self {
+        state: state::PENDING,
+        root: root::NONE,
+        ec: 0,
+        module: 0,
+        dtv: DtvLayout {
+            pointer_offset: 0,
+            entry_size: 0,
+        },
+        vm: 0,
+        pthread_bias: 0,
+        vm_exec: [Range { start: 0, end: 0 }; 2],
+        collector: Collector { count: 0, flags: 0 },
+        layout: WalkLayout {
+            cfp_size: 0,
+            ec_thread: 0,
+            thread_vm: 0,
+            thread_ec: 0,
+            thread_id: 0,
+            reserved: 0,
+        },
+    };
+}
+
 /// Addresses that tell what the garbage collector is doing.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

@@ -46,9 +46,21 @@ fn on_3_3_8_with_exports() -> Result<()> {
     frames_are_true("source-3.3.8-protected")
 }
 
+/// Stripped, and exports nothing that leads to its stacks.
+#[test]
+fn on_debian_3_3_8() -> Result<()> {
+    frames_are_true("debian-3.3.8")
+}
+
+/// Stripped, and exports nothing that leads to its stacks.
+#[test]
+fn on_debian_3_4_11() -> Result<()> {
+    frames_are_true("debian-3.4.11")
+}
+
 #[test]
 fn the_labels_are_those_that_ruby_3_4_prints() -> Result<()> {
-    let Some(ruby) = rig::ruby("source-3.4.5")? else {
+    let Some(ruby) = rig::ruby("debian-3.4.11")? else {
         return Ok(());
     };
     let mut target = start_frames(&ruby, "1")?;

@@ -1,5 +1,10 @@
 //! Entry programs.
 
+#![expect(
+    clippy::needless_pass_by_value,
+    reason = "the macros of aya-ebpf want contexts by value"
+)]
+
 mod processes;
 mod sample;
 mod threads;

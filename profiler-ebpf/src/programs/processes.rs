@@ -1,6 +1,5 @@
 //! Fork, exec and exit of targets.
 
-use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
@@ -46,34 +45,10 @@ fn on_exec(ctx: RawTracePointContext) {
     // SAFETY: only whether there is an entry is asked.
     if unsafe { PROCESSES.get(tgid) }.is_some() {
         aya_log_ebpf::debug!(&ctx, "process {} executed another program", tgid);
-        let _ = PROCESSES.insert(tgid, &PENDING_ENTRY, 0);
+        let _ = PROCESSES.insert(tgid, ProcessEntry::PENDING, 0);
         send(RecordKind::Exec, tgid, tgid);
     }
 }
-
-/// A target of which nothing is known yet: the all-zero entry.
-static PENDING_ENTRY: ProcessEntry = ProcessEntry {
-    state: rbprof_common::process::state::PENDING,
-    root: rbprof_common::process::root::NONE,
-    ec: 0,
-    module: 0,
-    dtv: rbprof_common::process::DtvLayout {
-        pointer_offset: 0,
-        entry_size: 0,
-    },
-    vm: 0,
-    pthread_bias: 0,
-    vm_exec: [rbprof_common::process::Range { start: 0, end: 0 }; 2],
-    collector: rbprof_common::process::Collector { count: 0, flags: 0 },
-    layout: rbprof_common::layout::WalkLayout {
-        cfp_size: 0,
-        ec_thread: 0,
-        thread_vm: 0,
-        thread_ec: 0,
-        thread_id: 0,
-        reserved: 0,
-    },
-};
 
 /// `sched_process_exit`, which comes once per thread: the process has ended
 /// with its last one.
@@ -88,7 +63,6 @@ fn on_exit(ctx: RawTracePointContext) {
         let _ = PROCESSES.remove(tgid);
         send(RecordKind::Exit, tgid, tgid);
     }
-    let _ = ctx.as_ptr();
 }
 
 #[inline(always)]

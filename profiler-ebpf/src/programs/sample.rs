@@ -76,7 +76,6 @@ fn sample(ctx: PerfEventContext) -> u32 {
                 0,
             );
         }
-        // Not `Done`: the steps ran out. A finished walk has left its mark.
         finish(state, stack);
     }
     0
@@ -277,7 +276,7 @@ impl FrameSink for Sink<'_> {
             *self
                 .stack
                 .chunks
-                .get_unchecked_mut(at / CHUNK_FRAMES & (MAX_CHUNKS - 1))
+                .get_unchecked_mut((at / CHUNK_FRAMES) & (MAX_CHUNKS - 1))
                 .frames
                 .get_unchecked_mut(at & (CHUNK_FRAMES - 1)) = frame;
         }

@@ -162,7 +162,7 @@ impl Session {
     /// returns is handed through.
     pub fn spawning<T>(&mut self, spawn: impl FnOnce() -> T) -> Result<T, KernelError> {
         let own = std::process::id();
-        self.kernel.set_process(own, &ProcessEntry::default())?;
+        self.kernel.set_process(own, &ProcessEntry::PENDING)?;
         let spawned = spawn();
         self.kernel.remove_process(own);
         Ok(spawned)
@@ -179,7 +179,7 @@ impl Session {
     }
 
     fn expect(&mut self, pid: u32) -> Result<(), SessionError> {
-        self.kernel.set_process(pid, &ProcessEntry::default())?;
+        self.kernel.set_process(pid, &ProcessEntry::PENDING)?;
         self.processes.insert(pid, Process::pending(Instant::now()));
         Ok(())
     }
@@ -293,7 +293,7 @@ impl Session {
                     self.forget_stacks(event.tgid);
                     // As the kernel half has done; but see `end_process`.
                     self.kernel
-                        .set_process(event.tgid, &ProcessEntry::default())?;
+                        .set_process(event.tgid, &ProcessEntry::PENDING)?;
                     self.processes
                         .insert(event.tgid, Process::pending(Instant::now()));
                 }
@@ -558,10 +558,23 @@ impl Session {
                 self.resolved.clear();
                 let believed = process.resolve(&stack.frames, taken, &mut self.resolved);
                 self.locations.clear();
+                // Recursion repeats a frame thousands of times.
+                let mut before: Option<(&Resolved, LocationId)> = None;
                 for resolved in &self.resolved {
-                    let function = self.profile.intern_function(&resolved.function);
-                    self.locations
-                        .push(self.profile.intern_location(function, resolved.line));
+                    let location = match before {
+                        Some((same, location))
+                            if same.line == resolved.line
+                                && Arc::ptr_eq(&same.function, &resolved.function) =>
+                        {
+                            location
+                        }
+                        _ => {
+                            let function = self.profile.intern_function(&resolved.function);
+                            self.profile.intern_location(function, resolved.line)
+                        }
+                    };
+                    self.locations.push(location);
+                    before = Some((resolved, location));
                 }
                 if let Some(marker) = markers::for_cut_end(stack.flags) {
                     let function = self.profile.intern_function(&marker);

@@ -440,7 +440,18 @@ impl RubyNames {
     ) {
         // The sequence whose frame the clause shown last stands for.
         let mut shown_by_clause = None;
+        // Recursion repeats a frame thousands of times.
+        let mut before: Option<&Frame> = None;
         for frame in frames {
+            if before == Some(frame)
+                && shown_by_clause.is_none()
+                && let Some(same) = out.last()
+            {
+                out.push(same.clone());
+                continue;
+            }
+            before = None;
+            let shown = out.len();
             match NameKey::of(frame) {
                 Some(key @ NameKey::Code { iseq, .. }) => {
                     let name = self.name_of_code(key, frame.pc, pass);
@@ -480,6 +491,9 @@ impl RubyNames {
                         line: 0,
                     });
                 }
+            }
+            if out.len() > shown {
+                before = Some(frame);
             }
         }
     }

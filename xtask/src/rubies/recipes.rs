@@ -191,7 +191,7 @@ pub(super) const RECIPES: &[Recipe] = &[
     Recipe {
         name: "debian-3.3.8",
         version: "3.3.8",
-        needed: false,
+        needed: true,
         origin: Origin::Packages(Packages {
             suites: &["trixie"],
             include: packages!("ruby3.3"),
@@ -199,9 +199,11 @@ pub(super) const RECIPES: &[Recipe] = &[
         }),
     },
     Recipe {
+        // Its backtraces name classes, and so tell what the labels of every
+        // other version should be.
         name: "debian-3.4.11",
         version: "3.4.11",
-        needed: false,
+        needed: true,
         origin: Origin::Packages(Packages {
             suites: &["sid", "experimental"],
             include: packages!("ruby3.4/experimental"),
@@ -246,11 +248,9 @@ pub(super) const RECIPES: &[Recipe] = &[
         origin: Origin::Source(RUBY_3_3_8),
     },
     Recipe {
-        // Its backtraces name classes, and so tell what the labels of every
-        // other version should be.
         name: "source-3.4.5",
         version: "3.4.5",
-        needed: true,
+        needed: false,
         origin: Origin::Source(Source {
             package: "ruby3.4",
             suite: "experimental",
