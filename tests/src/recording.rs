@@ -189,7 +189,7 @@ impl Recorder {
         self.session.poll()?;
         let counters = self.session.counters()?;
         let account = *self.session.account();
-        let profile = self.session.finish()?;
+        let profile = self.session.finish();
         Ok(Recording {
             seen: std::mem::take(&mut *self.seen.lock()),
             counters,

@@ -30,6 +30,10 @@ use crate::session::Session;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Width of the table where the terminal does not say its own.
 const DEFAULT_WIDTH: usize = 100;
+/// Longer than any recording.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+/// What log messages of the eBPF programs are marked with: their crate.
+const EBPF_TARGET: &str = "rbprof_ebpf";
 /// Exit status of a program that Ctrl-C ended, as shells have it.
 const INTERRUPTED: i32 = 130;
 /// Methods in the table.
@@ -67,54 +71,11 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
     let mut stop = Stop::new()?;
     let mut session = Session::new(&plan.kernel)?;
     let mut running = begin(&plan, &mut session)?;
-    let started = Instant::now();
-    let mut progress = Progress::new(plan.quiet);
-    let mut status: Option<ExitStatus> = None;
-    {
-        let wakeup = session.wakeup()?;
-        // SAFETY: the descriptor is owned by what is registered, so it stays
-        // open and the same until it is deregistered.
-        let ring = unsafe { AsyncFd::register_with_interest(wakeup, Interest::READABLE) }
-            .context("watching the ring buffer")?;
-        let mut poll = tokio::time::interval(POLL_INTERVAL);
-        let mut second = tokio::time::interval(Duration::from_secs(1));
-        for timer in [&mut poll, &mut second] {
-            timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        }
-        let deadline = tokio::time::sleep(
-            plan.duration
-                .unwrap_or(Duration::from_secs(u64::from(u32::MAX))),
-        );
-        tokio::pin!(deadline);
-        loop {
-            tokio::select! {
-                guard = ring.readable() => {
-                    // Cleared first: what comes during the poll wakes again.
-                    guard.context("watching the ring buffer")?.clear_ready();
-                    session.poll()?;
-                }
-                _ = poll.tick() => session.poll()?,
-                _ = second.tick() => session.every_second()?,
-                () = &mut deadline => break,
-                () = stop.asked() => break,
-                ended = wait(&mut running.child) => {
-                    status = Some(ended.context("waiting for the command")?);
-                    session.poll()?;
-                    break;
-                }
-            }
-            if !running.pids.iter().any(|&pid| session.is_target(pid)) {
-                break;
-            }
-            if progress.is_due() {
-                progress.draw(&state_of(&session, started, plan.duration));
-            }
-        }
-    }
-    progress.clear();
+    let watched = watch(&plan, &mut session, &mut running, &mut stop).await;
     Stop::second_ends_at_once();
 
-    let profile = session.finish()?;
+    // Whatever ended the recording: what was collected is written first.
+    let profile = session.finish();
     let pid = running.pids.first().copied().unwrap_or_default();
     let outputs = plan.outputs_for(pid);
     let written = write_all(&profile, &outputs);
@@ -122,6 +83,7 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
         report(&profile, &outputs);
     }
     written?;
+    let status = watched?;
     if let Some(child) = &mut running.child {
         // The recording may be over before the command is.
         let status = match status {
@@ -131,6 +93,55 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
         return Ok(exit_code(status));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Takes samples until the time is over, somebody asks to finish, or the
+/// targets have ended. Gives the status of the command, if that has ended.
+async fn watch(
+    plan: &Plan,
+    session: &mut Session,
+    running: &mut Running,
+    stop: &mut Stop,
+) -> anyhow::Result<Option<ExitStatus>> {
+    let started = Instant::now();
+    let mut progress = Progress::new(plan.quiet);
+    let wakeup = session.wakeup()?;
+    // SAFETY: the descriptor is owned by what is registered, so it stays open
+    // and the same until it is deregistered.
+    let ring = unsafe { AsyncFd::register_with_interest(wakeup, Interest::READABLE) }
+        .context("watching the ring buffer")?;
+    let mut poll = tokio::time::interval(POLL_INTERVAL);
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    for timer in [&mut poll, &mut second] {
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    }
+    let deadline = tokio::time::sleep(plan.duration.unwrap_or(FOREVER));
+    tokio::pin!(deadline);
+    loop {
+        tokio::select! {
+            guard = ring.readable() => {
+                // Cleared first: what comes during the poll wakes again.
+                guard.context("watching the ring buffer")?.clear_ready();
+                session.poll()?;
+            }
+            _ = poll.tick() => session.poll()?,
+            _ = second.tick() => session.every_second()?,
+            () = &mut deadline => break,
+            () = stop.asked() => break,
+            ended = wait(&mut running.child) => {
+                progress.clear();
+                return ended.map(Some).context("waiting for the command");
+            }
+        }
+        if !running.pids.iter().any(|&pid| session.is_target(pid)) {
+            break;
+        }
+        if progress.is_due() {
+            progress.draw(&state_of(session, started, plan.duration));
+        }
+    }
+    progress.clear();
+    Ok(None)
 }
 
 /// Attaches to the processes, or starts the command.
@@ -284,11 +295,14 @@ impl Stop {
 fn log_to_stderr() {
     struct Stderr;
     impl log::Log for Stderr {
-        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-            true
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            // Libraries in user space have things to say, too.
+            metadata.target().starts_with(EBPF_TARGET)
         }
         fn log(&self, record: &log::Record<'_>) {
-            eprintln!("[bpf {}] {}", record.level(), record.args());
+            if self.enabled(record.metadata()) {
+                eprintln!("[bpf {}] {}", record.level(), record.args());
+            }
         }
         fn flush(&self) {}
     }

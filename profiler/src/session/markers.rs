@@ -13,7 +13,7 @@ use crate::profile::FunctionKind;
 /// `look` if it is still being waited for.
 #[must_use]
 pub fn for_sample(flags: u32, comm: &[u8; 16], look: Look) -> Arc<Function> {
-    let with_comm = |what| marker(&format!("({what}: {})", super::comm_text(comm)));
+    let with_comm = |what| marker(&format!("({what}: {})", super::count::comm_text(comm)));
     if flags & sample_flags::PENDING != 0 {
         return match look {
             Look::Not => with_comm("starting"),
@@ -27,6 +27,12 @@ pub fn for_sample(flags: u32, comm: &[u8; 16], look: Look) -> Arc<Function> {
     if flags & sample_flags::INCOMPLETE != 0 {
         return marker("(unreadable Ruby stack)");
     }
+    nothing_to_show()
+}
+
+/// The frame of a thread that runs no Ruby code.
+#[must_use]
+pub fn nothing_to_show() -> Arc<Function> {
     marker("(no Ruby code)")
 }
 

@@ -1,0 +1,172 @@
+//! Target processes are followed: found to be Rubies, forked, executed, ended.
+
+use std::time::Duration;
+use std::time::Instant;
+
+use rbprof_common::process::ProcessEntry;
+use rbprof_common::process::state;
+
+use super::Session;
+use super::SessionError;
+use super::process::Look;
+use super::process::Process;
+use super::process::Readiness;
+use crate::targets::AttachError;
+use crate::targets::Target;
+use crate::targets::ThreadPointer;
+
+/// How long a process may run before it is taken for one that runs no Ruby.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+impl Session {
+    /// Looks for a Ruby in a process.
+    pub(super) fn find_ruby(&mut self, pid: u32) -> Result<Target, SessionError> {
+        let threads: Vec<ThreadPointer> = self
+            .kernel
+            .thread_pointers(pid)?
+            .into_iter()
+            .map(|thread| ThreadPointer {
+                tid: thread.tid,
+                value: thread.pointer,
+            })
+            .collect();
+        Ok(crate::targets::attach(pid, &threads)?)
+    }
+
+    pub(super) fn take_target(&mut self, pid: u32, target: Target) -> Result<(), SessionError> {
+        let metadata = &mut self.profile.metadata;
+        if metadata.command.is_empty() {
+            metadata.command.clone_from(&target.command);
+        }
+        let version = target.ruby.version.to_string();
+        if !metadata.rubies.contains(&version) {
+            metadata.rubies.push(version);
+        }
+        for warning in &target.warnings {
+            self.warn(warning);
+        }
+        let entry = ProcessEntry {
+            state: state::READY,
+            ..target.entry
+        };
+        let process =
+            Process::ready(target).map_err(|error| SessionError::Memory { pid, error })?;
+        self.kernel.set_process(pid, &entry)?;
+        self.processes.insert(pid, process);
+        Ok(())
+    }
+
+    /// Looks again at processes that were not ready and have run since.
+    pub(super) fn look_again(&mut self) -> Result<(), SessionError> {
+        let now = Instant::now();
+        let due: Vec<u32> = self
+            .processes
+            .iter_mut()
+            .filter_map(|(&pid, process)| process.wants_a_look(now).then_some(pid))
+            .collect();
+        for pid in due {
+            match self.find_ruby(pid) {
+                Ok(target) => match self.take_target(pid, target) {
+                    // It ended just now.
+                    Err(SessionError::Memory { .. }) => self.end_process(pid),
+                    other => other?,
+                },
+                Err(
+                    error @ (SessionError::Kernel(_)
+                    | SessionError::Memory { .. }
+                    | SessionError::PidNamespace),
+                ) => {
+                    return Err(error);
+                }
+                Err(SessionError::Attach(AttachError::NotReady { ruby, .. })) => {
+                    self.looks_like(pid, if ruby { Look::Ruby } else { Look::Not });
+                }
+                Err(SessionError::Attach(AttachError::Gone { .. })) => self.end_process(pid),
+                Err(SessionError::Attach(error)) => {
+                    let out_of_patience = self
+                        .processes
+                        .get(&pid)
+                        .is_some_and(|process| process.waited(now) > PATIENCE);
+                    // Anything else may come of an `exec` or `chroot` between
+                    // two steps of the look.
+                    let hopeless = matches!(
+                        error,
+                        AttachError::TooOld { .. } | AttachError::Unsupported { .. }
+                    );
+                    if out_of_patience || hopeless {
+                        self.give_up_on(pid, &error)?;
+                    } else {
+                        self.looks_like(pid, Look::NoRuby);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn warn(&mut self, warning: &str) {
+        let warnings = &mut self.profile.metadata.warnings;
+        if !warnings.iter().any(|known| known == warning) {
+            warnings.push(warning.to_owned());
+        }
+    }
+
+    pub(super) fn looks_like(&mut self, pid: u32, look: Look) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.looks_like(look);
+        }
+    }
+
+    /// A process that is a target by descent runs no Ruby that can be walked.
+    pub(super) fn give_up_on(&mut self, pid: u32, error: &AttachError) -> Result<(), SessionError> {
+        let entry = ProcessEntry {
+            state: state::NOT_RUBY,
+            ..ProcessEntry::default()
+        };
+        self.kernel.set_process(pid, &entry)?;
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.readiness = Readiness::NotRuby;
+        }
+        if !matches!(error, AttachError::NotRuby { .. }) {
+            self.warn(&error.to_string());
+        }
+        Ok(())
+    }
+
+    pub(super) fn fork_process(&mut self, parent: u32, child: u32) -> Result<(), SessionError> {
+        self.account.forks += 1;
+        let forked = self
+            .processes
+            .get(&parent)
+            .and_then(|process| process.forked(child));
+        match forked {
+            Some(process) => {
+                self.processes.insert(child, process);
+                Ok(())
+            }
+            // The kernel half may have taken it for a copy of a known Ruby.
+            None => self.expect(child),
+        }
+    }
+
+    pub(super) fn end_process(&mut self, pid: u32) {
+        // The kernel half has removed it; but what was found out about the
+        // process in its last moments may have been put there since.
+        self.kernel.remove_process(pid);
+        self.forget_stacks(pid);
+        if let Some(warning) = self
+            .processes
+            .remove(&pid)
+            .and_then(|process| process.warning())
+        {
+            self.warn(warning);
+        }
+        self.labels.retain(|&(tgid, _, _), _| tgid != pid);
+    }
+
+    pub(super) fn forget_stacks(&mut self, pid: u32) {
+        for id in self.stacks.forget_process(pid) {
+            self.kernel.forget_stack(id);
+        }
+    }
+}
