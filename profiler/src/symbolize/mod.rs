@@ -2,19 +2,19 @@
 //!
 //! [`RubyNames`] reads Ruby's own objects in the memory of the target and
 //! composes what Ruby 3.4 would print in a backtrace, whatever the release.
-//! Nothing is believed for longer than it can be checked: see [`evidence`].
+//! Nothing is believed for longer than it can be checked: see `evidence`.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`evidence`] | reads memory and remembers what was read |
-//! | [`cache`] | a bounded map |
-//! | [`strings`], [`arrays`] | Ruby's basic objects |
-//! | [`iseq`], [`methods`] | instruction sequences and method entries |
-//! | [`lines`] | from the program counter to the line |
-//! | [`classes`], [`hidden_ivars`] | class names, on every release |
-//! | [`method_table`] | whether a class has a method |
-//! | [`symbol_table`] | names of C methods |
-//! | [`labels`] | how Ruby puts a label together |
+//! | `evidence` | reads memory and remembers what was read |
+//! | `cache` | a bounded map |
+//! | `strings`, `arrays` | Ruby's basic objects |
+//! | `iseq`, `methods` | instruction sequences and method entries |
+//! | `lines` | from the program counter to the line |
+//! | `classes`, `hidden_ivars` | class names, on every release |
+//! | `method_table` | whether a class has a method |
+//! | `symbol_table` | names of C methods |
+//! | `labels` | how Ruby puts a label together |
 
 mod arrays;
 mod cache;

@@ -16,7 +16,7 @@ const MAX_LEN: usize = 4096;
 /// `RSTRING_NOEMBED`: the bytes are elsewhere.
 const NOEMBED: u64 = 1 << 13;
 /// `RSTRING_FSTR`: one of a kind, in Ruby's table of such strings.
-const INTERNED: u64 = 1 << 29;
+pub(super) const INTERNED: u64 = 1 << 29;
 /// `RSTRING_EMBED_LEN_MASK` up to 3.1.
 const EMBED_LEN_SHIFT: u32 = 14;
 const EMBED_LEN_MASK: u64 = 0x1f << EMBED_LEN_SHIFT;

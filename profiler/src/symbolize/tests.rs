@@ -48,7 +48,7 @@ impl Program {
 
     fn string(&mut self, text: &str) -> u64 {
         let at = self.strings;
-        self.memory.put(at, object_type::STRING);
+        self.memory.put(at, object_type::STRING | strings::INTERNED);
         self.memory.put(at + 16, text.len() as u64);
         self.memory.put_bytes(at + 24, text.as_bytes());
         self.strings += 24 + text.len().next_multiple_of(8) as u64;

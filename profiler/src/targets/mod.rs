@@ -1,6 +1,6 @@
 //! Which processes, which Ruby in them, and where its roots are.
 //!
-//! [`attach`] looks at one live process and says where the kernel half finds
+//! [`attach()`] looks at one live process and says where the kernel half finds
 //! each thread's execution context, and what the symbolizer must know. Nothing
 //! in the process is stopped or changed, and nothing is believed that does not
 //! validate against its live memory.
