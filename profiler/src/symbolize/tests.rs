@@ -399,3 +399,59 @@ fn a_sequence_that_is_its_own_parent_ends() {
         assert_eq!(&*out[0].function.label, UNREADABLE);
     }
 }
+
+/// Resolves [`FRAME`] of a sample, with a look at the memory at `now`.
+fn resolve_taken(
+    program: &Program,
+    names: &mut RubyNames,
+    taken: Moment,
+    now: Moment,
+) -> (bool, String, u32) {
+    let mut out = Vec::new();
+    let believed = names.resolve_taken(&[FRAME], &program.memory, taken, || now, &mut out);
+    let [Resolved { function, line }] = out.as_slice() else {
+        panic!("{out:?}");
+    };
+    (believed, function.label.to_string(), *line)
+}
+
+fn at(time: u64, epoch: u64) -> Moment {
+    Moment { time, epoch }
+}
+
+fn good() -> (bool, String, u32) {
+    (true, "Foo#bar".to_owned(), 4)
+}
+
+fn withheld() -> (bool, String, u32) {
+    (false, UNREADABLE.to_owned(), 0)
+}
+
+#[test]
+fn a_name_that_may_have_been_freed_before_it_was_read_is_withheld() {
+    let program = Program::new();
+    let mut names = program.names();
+    // The collector ran between the sample and the look.
+    let found = resolve_taken(&program, &mut names, at(10, 1), at(20, 2));
+    assert_eq!(found, withheld());
+    // What was read then is good for samples that are taken from then on ...
+    let found = resolve_taken(&program, &mut names, at(21, 3), at(30, 4));
+    assert_eq!(found, good());
+    // ... or since that collection, but not for older ones that come late.
+    let found = resolve_taken(&program, &mut names, at(19, 2), at(30, 4));
+    assert_eq!(found, good());
+    let found = resolve_taken(&program, &mut names, at(11, 1), at(30, 4));
+    assert_eq!(found, withheld());
+}
+
+#[test]
+fn a_name_is_believed_if_nothing_was_collected_meanwhile() {
+    let program = Program::new();
+    let mut names = program.names();
+    let found = resolve_taken(&program, &mut names, at(10, 1), at(20, 1));
+    assert_eq!(found, good());
+    // Where the collections are not known, there is no better guess.
+    let mut names = program.names();
+    let found = resolve_taken(&program, &mut names, at(10, 0), at(20, 0));
+    assert_eq!(found, good());
+}
