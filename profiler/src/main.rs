@@ -1,5 +1,6 @@
 //! The `rbprof` command.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -9,7 +10,12 @@ fn main() -> ExitCode {
     match rbprof::cli::run(arguments) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("rbprof: {error:#}");
+            // Nobody may be listening.
+            drop(writeln!(
+                std::io::stderr(),
+                "rbprof: {}",
+                rbprof::cli::explain(&error)
+            ));
             if error.is::<rbprof::cli::UsageError>() {
                 ExitCode::from(2)
             } else {

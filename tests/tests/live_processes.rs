@@ -11,6 +11,8 @@ use std::path::Path;
 use std::process::Command;
 use std::process::Output;
 use std::process::Stdio;
+use std::time::Duration;
+use std::time::Instant;
 
 use anyhow::Context as _;
 use anyhow::Result;
@@ -294,4 +296,76 @@ fn samples_with(folded: &str, label: &str) -> u64 {
         .filter(|(stack, _)| stack.split(';').any(|frame| frame.contains(label)))
         .filter_map(|(_, count)| count.parse::<u64>().ok())
         .sum()
+}
+
+/// A cluster's master is given, and its workers are there already.
+#[test]
+fn children_that_exist_already_are_recorded() -> Result<()> {
+    let Some(ruby) = rig::ruby("debian-3.1.2")? else {
+        return Ok(());
+    };
+    let program = "
+        def in_worker = loop { 1 + 1 }
+        workers = 2.times.map { fork { in_worker } }
+        puts 'ready'
+        $stdout.flush
+        $stdin.gets
+        workers.each { |pid| Process.kill(:KILL, pid) }
+        Process.waitall
+    ";
+    let mut target = Target::start(ruby.command().args(["--disable-gems", "-e", program]))?;
+    target.wait_for("ready")?;
+    let Some(mut recorder) = Recorder::new(&Options::default())? else {
+        return Ok(());
+    };
+    recorder.start(&[target.pid()])?;
+    let seen = recorder.seen();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    recorder.run_until(|| {
+        Ok(Instant::now() > deadline || seen.count(|seen| seen.pid != target.pid()) >= 40)
+    })?;
+    let recording = recorder.finish()?;
+    target.go_on()?;
+    target.end()?;
+    let mut workers: Vec<u32> = recording
+        .seen
+        .iter()
+        .filter(|seen| innermost(seen, "Object#in_worker").is_some())
+        .map(|seen| seen.pid)
+        .collect();
+    workers.sort_unstable();
+    workers.dedup();
+    ensure!(workers.len() == 2, "workers seen: {workers:?}");
+    Ok(())
+}
+
+/// A parent that goes away leaves its children to be recorded.
+#[test]
+fn children_are_recorded_after_their_parent_with_a_duration() -> Result<()> {
+    let Some(ruby) = rig::ruby("debian-3.1.2")? else {
+        return Ok(());
+    };
+    let directory = tempfile::tempdir()?;
+    let out = directory.path().join("out.folded");
+    let program = "
+        fork do
+          def in_orphan = loop { 1 + 1 if Process.clock_gettime(3) < 0.6 or exit!(0) }
+          in_orphan
+        end
+        exit!(0)
+    ";
+    let command = ruby.command();
+    let status = Command::new(RBPROF)
+        .args(["record", "-q", "-F", "499", "-d", "30", "-o"])
+        .arg(&out)
+        .arg("--")
+        .arg(command.get_program())
+        .args(command.get_args())
+        .args(["--disable-gems", "-e", program])
+        .status()?;
+    ensure!(status.success(), "{status}");
+    let folded = std::fs::read_to_string(&out)?;
+    let count = samples_with(&folded, "Object#in_orphan");
+    ensure!(count >= 50, "{count} samples of the orphan:\n{folded}");
+    Ok(())
 }

@@ -28,3 +28,17 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Record(record) => record::run(plan::Plan::new(record)?),
     }
 }
+
+/// An error with its causes in one line, none of them said twice.
+#[must_use]
+pub fn explain(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}

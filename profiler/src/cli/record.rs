@@ -1,6 +1,7 @@
 //! `rbprof record`.
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitCode;
 use std::process::ExitStatus;
@@ -22,6 +23,7 @@ use super::progress::Progress;
 use super::progress::State;
 use crate::output;
 use crate::output::Destination;
+use crate::output::SaveError;
 use crate::output::top::TopOptions;
 use crate::profile::Profile;
 use crate::session::Session;
@@ -75,20 +77,40 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
     Stop::second_ends_at_once();
 
     // Whatever ended the recording: what was collected is written first.
+    let left: Vec<u32> = session
+        .targets()
+        .filter(|pid| !running.pids.contains(pid))
+        .collect();
     let profile = session.finish();
     let pid = running.pids.first().copied().unwrap_or_default();
     let outputs = plan.outputs_for(pid);
-    let written = write_all(&profile, &outputs);
+    let (written, failed) = write_all(&profile, &outputs);
     if !plan.quiet {
-        report(&profile, &outputs);
+        report(&profile, &written);
+        if plan.duration.is_none() && !left.is_empty() {
+            let left: Vec<String> = left.iter().map(u32::to_string).collect();
+            say(&format!(
+                "not recorded any more, but still running: {}; with -d, children are recorded \
+                 after the end of their parent\n",
+                left.join(", ")
+            ));
+        }
     }
-    written?;
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
     let status = watched?;
     if let Some(child) = &mut running.child {
         // The recording may be over before the command is.
         let status = match status {
             Some(status) => status,
-            None => child.wait().await.context("waiting for the command")?,
+            None => {
+                let ended = child.try_wait().context("waiting for the command")?;
+                if ended.is_none() && !plan.quiet {
+                    say("waiting for the command to end; Ctrl-C stops waiting\n");
+                }
+                child.wait().await.context("waiting for the command")?
+            }
         };
         return Ok(exit_code(status));
     }
@@ -105,6 +127,7 @@ async fn watch(
 ) -> anyhow::Result<Option<ExitStatus>> {
     let started = Instant::now();
     let mut progress = Progress::new(plan.quiet);
+    let mut status = None;
     let wakeup = session.wakeup()?;
     // SAFETY: the descriptor is owned by what is registered, so it stays open
     // and the same until it is deregistered.
@@ -128,12 +151,20 @@ async fn watch(
             _ = second.tick() => session.every_second()?,
             () = &mut deadline => break,
             () = stop.asked() => break,
-            ended = wait(&mut running.child) => {
-                progress.clear();
-                return ended.map(Some).context("waiting for the command");
+            ended = wait(&mut running.child), if status.is_none() => {
+                status = Some(ended.context("waiting for the command")?);
+                session.poll()?;
+                if plan.duration.is_none() {
+                    break;
+                }
             }
         }
-        if !running.pids.iter().any(|&pid| session.is_target(pid)) {
+        // With a duration, children go on to be recorded after their parent.
+        let over = match plan.duration {
+            Some(_) => !session.has_targets(),
+            None => !running.pids.iter().any(|&pid| session.is_target(pid)),
+        };
+        if over {
             break;
         }
         if progress.is_due() {
@@ -141,7 +172,7 @@ async fn watch(
         }
     }
     progress.clear();
-    Ok(None)
+    Ok(status)
 }
 
 /// Attaches to the processes, or starts the command.
@@ -208,8 +239,12 @@ fn state_of(session: &Session, started: Instant, planned: Option<Duration>) -> S
     }
 }
 
-/// Writes everything that can be written before it reports what cannot.
-fn write_all(profile: &Profile, outputs: &[Output]) -> anyhow::Result<()> {
+/// Writes everything that can be written, and gives that, and the first error.
+fn write_all<'a>(
+    profile: &Profile,
+    outputs: &'a [Output],
+) -> (Vec<&'a Destination>, Option<SaveError>) {
+    let mut written = Vec::new();
     let mut failed = None;
     for Output {
         destination,
@@ -222,26 +257,32 @@ fn write_all(profile: &Profile, outputs: &[Output]) -> anyhow::Result<()> {
             Err(error) => {
                 failed.get_or_insert(error);
             }
-            Ok(()) => {}
+            Ok(()) => written.push(destination),
         }
     }
-    failed.map_or(Ok(()), |error| Err(error.into()))
+    (written, failed)
 }
 
-/// The table of the top methods, and where the files are, on standard error:
-/// standard output may be the profile's, or belong to the command.
-fn report(profile: &Profile, outputs: &[Output]) {
+/// The table of the top methods, and where the files are.
+fn report(profile: &Profile, written: &[&Destination]) {
     let options = TopOptions {
         rows: TABLE_ROWS,
         width: terminal_width().unwrap_or(DEFAULT_WIDTH),
     };
-    eprint!("{}", output::top::render(profile, options));
-    for output in outputs
-        .iter()
-        .filter(|output| output.destination != Destination::Stdout)
-    {
-        eprintln!("wrote {}", output.destination);
+    let mut text = output::top::render(profile, options);
+    for destination in written {
+        if **destination != Destination::Stdout {
+            text.push_str(&format!("wrote {destination}\n"));
+        }
     }
+    say(&text);
+}
+
+/// Writes to standard error: standard output may be the profile's, or belong to
+/// the command.
+fn say(text: &str) {
+    // Nobody may be listening; the files are what counts.
+    drop(std::io::stderr().lock().write_all(text.as_bytes()));
 }
 
 /// Columns of the terminal on standard error.
@@ -301,7 +342,7 @@ fn log_to_stderr() {
         }
         fn log(&self, record: &log::Record<'_>) {
             if self.enabled(record.metadata()) {
-                eprintln!("[bpf {}] {}", record.level(), record.args());
+                say(&format!("[bpf {}] {}\n", record.level(), record.args()));
             }
         }
         fn flush(&self) {}

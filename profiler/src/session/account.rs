@@ -24,6 +24,8 @@ pub struct Account {
     /// Times that names had to be read again because what they were read from
     /// had changed.
     pub renamed: u64,
+    /// Samples with names that could not be read.
+    pub unreadable: u64,
     /// Samples with names that may have been freed before they were read.
     pub disbelieved: u64,
     /// Samples with a method that was replaced around the time of the sample.
@@ -47,7 +49,7 @@ impl Account {
         metadata.count(
             "samples due",
             Fact,
-            of(Counter::Hit) - self.own.min(of(Counter::Hit)),
+            (of(Counter::Hit) + of(Counter::Missed)).saturating_sub(self.own),
         );
         metadata.count(
             "samples taken",
@@ -83,9 +85,14 @@ impl Account {
             self.replaced,
         );
         metadata.count(
-            "samples with a name that was collected too soon",
+            "samples with a name withheld, garbage was collected before it was read",
             Loss,
             self.disbelieved,
+        );
+        metadata.count(
+            "samples with a name that could not be read",
+            Loss,
+            self.unreadable,
         );
         metadata.count("names read again", Fact, self.renamed);
         metadata.count("records not understood", Loss, self.unknown_records);

@@ -126,11 +126,14 @@ impl Session {
                         .push(self.profile.intern_location(function, 0));
                 }
                 let id = self.profile.intern_stack(&self.locations);
-                if believed {
-                    process.remember_stack(sample.stack, id);
-                } else {
-                    // The next sample of this stack may have better luck.
+                // The next sample of a stack that is not whole may have better
+                // luck.
+                if !believed {
                     self.account.disbelieved += 1;
+                } else if self.resolved.iter().any(Resolved::is_unreadable) {
+                    self.account.unreadable += 1;
+                } else {
+                    process.remember_stack(sample.stack, id);
                 }
                 if let Known::Before(before) = known
                     && sample.epoch == 0

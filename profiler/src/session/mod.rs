@@ -129,7 +129,7 @@ impl Session {
         self.observer = Some(observer);
     }
 
-    /// Makes a running Ruby a target.
+    /// Makes a running Ruby a target, and its descendants with it.
     ///
     /// # Errors
     /// [`AttachError`] when it cannot be profiled.
@@ -142,6 +142,21 @@ impl Session {
             Err(error) => return Err(error),
         }
         self.profile.metadata.pids.push(pid);
+        // Those that exist already; the kernel half sees to those to come.
+        for child in crate::targets::proc::descendants(pid) {
+            if self.processes.contains_key(&child) {
+                continue;
+            }
+            match self.find_ruby(child) {
+                Ok(target) => match self.take_target(child, target) {
+                    Err(SessionError::Memory { .. }) => {}
+                    other => other?,
+                },
+                Err(SessionError::Attach(AttachError::Gone { .. })) => {}
+                Err(SessionError::Attach(_)) => self.expect(child)?,
+                Err(error) => return Err(error),
+            }
+        }
         Ok(())
     }
 
@@ -219,6 +234,11 @@ impl Session {
     #[must_use]
     pub fn has_targets(&self) -> bool {
         !self.processes.is_empty()
+    }
+
+    /// The processes that are targets now.
+    pub fn targets(&self) -> impl Iterator<Item = u32> {
+        self.processes.keys().copied()
     }
 
     /// Whether this process is still a target.

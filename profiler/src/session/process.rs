@@ -112,9 +112,18 @@ pub struct Ruby {
     looked_for_symbols: u32,
     /// Stacks of the kernel half, as stacks of the profile; valid for the
     /// current `generation`.
-    stacks: HashMap<u64, (u64, StackId, Moment)>,
+    stacks: HashMap<u64, KnownStack>,
     /// Goes up whenever a name turns out to be out of date.
     generation: u64,
+}
+
+/// A stack of the kernel half that is in the profile.
+#[derive(Clone, Copy, Debug)]
+struct KnownStack {
+    generation: u64,
+    stack: StackId,
+    /// When its names were known to be right.
+    established: Moment,
 }
 
 /// What is known of a stack of the kernel half.
@@ -321,14 +330,14 @@ impl Process {
         };
         match ruby.stacks.get(&id) {
             None => Known::No,
-            Some(&(generation, stack, established)) if generation == ruby.generation => {
-                if established.covers(taken) {
-                    Known::Now(stack)
+            Some(known) if known.generation == ruby.generation => {
+                if known.established.covers(taken) {
+                    Known::Now(known.stack)
                 } else {
                     Known::No
                 }
             }
-            Some(&(_, stack, _)) => Known::Before(stack),
+            Some(known) => Known::Before(known.stack),
         }
     }
 
@@ -339,7 +348,12 @@ impl Process {
                 ruby.stacks.clear();
             }
             let now = ruby.facts.now(&ruby.memory);
-            ruby.stacks.insert(id, (ruby.generation, stack, now));
+            let known = KnownStack {
+                generation: ruby.generation,
+                stack,
+                established: now,
+            };
+            ruby.stacks.insert(id, known);
         }
     }
 }

@@ -85,6 +85,16 @@ pub struct Resolved {
     pub line: u32,
 }
 
+impl Resolved {
+    /// Whether the name could not be read.
+    #[must_use]
+    pub fn is_unreadable(&self) -> bool {
+        *self.function.label == *UNREADABLE
+            || self.function.kind == FunctionKind::CFunction
+                && *self.function.base_label == *UNKNOWN_C_FUNCTION
+    }
+}
+
 /// The names of one target process.
 ///
 /// Names are read from the process once and remembered with what they were

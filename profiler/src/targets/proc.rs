@@ -97,6 +97,34 @@ pub fn program_headers(process: &PinnedProcess) -> Option<u64> {
     })
 }
 
+/// The children of a process, their children, and so on, as far as there are
+/// any now.
+#[must_use]
+pub fn descendants(pid: u32) -> Vec<u32> {
+    let parents: Vec<(u32, u32)> = procfs::process::all_processes()
+        .into_iter()
+        .flatten()
+        .filter_map(|process| {
+            let stat = process.ok()?.stat().ok()?;
+            Some((
+                u32::try_from(stat.pid).ok()?,
+                u32::try_from(stat.ppid).ok()?,
+            ))
+        })
+        .collect();
+    let mut found = vec![pid];
+    let mut looked_at = 0;
+    while let Some(&parent) = found.get(looked_at) {
+        looked_at += 1;
+        for &(child, of) in &parents {
+            if of == parent && !found.contains(&child) {
+                found.push(child);
+            }
+        }
+    }
+    found.split_off(1)
+}
+
 /// Whether rbprof itself runs in the initial PID namespace, where the process
 /// ids it sees are those that the kernel half sees.
 #[must_use]
