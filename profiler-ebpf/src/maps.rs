@@ -56,9 +56,6 @@ pub(crate) static NEXT: ProgramArray = ProgramArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static ITERATED: Array<u32> = Array::with_max_entries(1, 0);
 
-/// Nanoseconds between two ticks of a CPU.
-#[unsafe(no_mangle)]
-pub(crate) static TICK_PERIOD: Global<u64> = Global::new(0);
 /// Offset of `task_struct.pid`.
 #[unsafe(no_mangle)]
 pub(crate) static TASK_PID: Global<u32> = Global::new(0);
@@ -85,8 +82,6 @@ pub(crate) struct State {
     /// Frames so far.
     pub(crate) count: u32,
     pub(crate) reserved: u32,
-    /// When this CPU ticked last, whatever it ran.
-    pub(crate) last_tick: u64,
 }
 
 /// A chunk record as it is sent.
@@ -105,14 +100,8 @@ pub(crate) struct StackBuffer {
 /// Adds one to a counter of this CPU.
 #[inline(always)]
 pub(crate) fn count(counter: Counter) {
-    add(counter, 1);
-}
-
-/// Adds to a counter of this CPU.
-#[inline(always)]
-pub(crate) fn add(counter: Counter, number: u64) {
     if let Some(value) = COUNTERS.get_ptr_mut(counter as u32) {
         // SAFETY: the pointer is to this CPU's own element of the map.
-        unsafe { *value += number };
+        unsafe { *value += 1 };
     }
 }

@@ -45,8 +45,6 @@ use crate::maps::STACKS;
 use crate::maps::STATE;
 use crate::maps::StackBuffer;
 use crate::maps::State;
-use crate::maps::TICK_PERIOD;
-use crate::maps::add;
 use crate::maps::count;
 use crate::memory::UserMemory;
 use crate::task::Task;
@@ -55,9 +53,6 @@ use crate::task::Task;
 /// (32 on some kernels), so that 2,048 frames and the searches for the method
 /// entries of nested blocks fit.
 const CHAIN_STEPS: u32 = 192;
-
-/// The longest time by which a tick may be late, nanoseconds.
-const LONGEST_DELAY: u64 = 1_000_000_000;
 
 /// The tick on kernels with `bpf_loop`.
 #[perf_event]
@@ -159,14 +154,6 @@ fn buffers() -> Option<(*mut State, *mut Scratch, *mut StackBuffer)> {
 /// otherwise the sample, if there is one, has been sent.
 #[inline(always)]
 fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
-    // SAFETY: the element is this CPU's own.
-    let state = unsafe { &mut *state };
-    // SAFETY: the helpers have no preconditions.
-    let (time, cpu) = unsafe { (bpf_ktime_get_ns(), bpf_get_smp_processor_id() as u32) };
-    let since_last = time - state.last_tick;
-    // Later than that, the CPU was offline and not late.
-    let is_first = since_last > LONGEST_DELAY;
-    state.last_tick = time;
     let pid_tgid = bpf_get_current_pid_tgid();
     let tgid = (pid_tgid >> 32) as u32;
     // SAFETY: the entry is only read; the agent replaces entries whole.
@@ -174,11 +161,10 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
         return false;
     };
     count(Counter::Hit);
-    let period = TICK_PERIOD.load();
-    // A tick may come half a period late without one being missed.
-    if !is_first && period != 0 && since_last > period + period / 2 {
-        add(Counter::Missed, (since_last + period / 2) / period - 1);
-    }
+    // SAFETY: the element is this CPU's own.
+    let state = unsafe { &mut *state };
+    // SAFETY: the helpers have no preconditions.
+    let (time, cpu) = unsafe { (bpf_ktime_get_ns(), bpf_get_smp_processor_id() as u32) };
     state.sample = Sample {
         kind: RecordKind::Sample as u32,
         flags: if in_kernel(ctx) {

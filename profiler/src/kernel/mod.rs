@@ -144,12 +144,10 @@ impl Kernel {
         let cpus = aya::util::nr_cpus()
             .map_err(|(file, error)| KernelError::step(format!("reading {file}"), error))?;
         let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
-        let period = 1_000_000_000 / options.frequency.max(1);
         let log_level: u8 = if options.log { 5 } else { 0 };
 
         let mut ebpf = EbpfLoader::new()
             .btf(Some(&btf))
-            .override_global("TICK_PERIOD", &period, true)
             .override_global("TASK_PID", &offsets.task_pid, true)
             .override_global("TASK_TGID", &offsets.task_tgid, true)
             .override_global("TASK_SIGNAL", &offsets.task_signal, true)

@@ -49,7 +49,7 @@ impl Account {
         metadata.count(
             "samples due",
             Fact,
-            (of(Counter::Hit) + of(Counter::Missed)).saturating_sub(self.own),
+            of(Counter::Hit).saturating_sub(self.own),
         );
         metadata.count(
             "samples taken",
