@@ -85,7 +85,7 @@ impl Account {
             self.replaced,
         );
         metadata.count(
-            "samples with a name withheld, garbage was collected before it was read",
+            "samples with a name withheld, GC came first",
             Loss,
             self.disbelieved,
         );
