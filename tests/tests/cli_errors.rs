@@ -60,6 +60,86 @@ fn busy(name: &str, cpu_ms: u32) -> Result<Option<Target>> {
     Ok(Some(target))
 }
 
+/// Records this process where `mount` has been done to the files that tell of
+/// the kernel; `None` without the right to.
+fn record_under(mount: &str) -> Result<Option<Output>> {
+    let may = Command::new("unshare").args(["--mount", "true"]).output()?;
+    if !may.status.success() {
+        rig::skip("mounting needs root")?;
+        return Ok(None);
+    }
+    let script = format!("{mount} && exec \"$0\" record --pid $PPID -d 1 -o -");
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", &script, RBPROF])
+        .stdin(Stdio::null())
+        .output()?;
+    Ok(Some(output))
+}
+
+#[test]
+fn a_kernel_without_type_information() -> Result<()> {
+    let Some(output) = record_under("mount -t tmpfs none /sys/kernel/btf")? else {
+        return Ok(());
+    };
+    fails(
+        &output,
+        1,
+        &["/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF"],
+    )
+}
+
+#[test]
+fn a_kernel_that_is_too_old() -> Result<()> {
+    let mut release = tempfile::NamedTempFile::new()?;
+    std::io::Write::write_all(&mut release, b"5.4.0-1-amd64\n")?;
+    let mount = format!(
+        "mount --bind {} /proc/sys/kernel/osrelease",
+        release.path().display()
+    );
+    let Some(output) = record_under(&mount)? else {
+        return Ok(());
+    };
+    fails(&output, 1, &["Linux 5.4.0-1-amd64", "5.10", "Upgrade"])
+}
+
+/// A program that says of itself that it is a Ruby of this version.
+fn pretends(version: &str) -> Result<Output> {
+    let directory = tempfile::tempdir()?;
+    let source = directory.path().join("pretend.c");
+    let program = directory.path().join("pretend");
+    let text = format!(
+        "#include <unistd.h>\nconst char ruby_version[] = \"{version}\";\n\
+         int main(void) {{ write(1, \".\", 1); for (;;) sleep(1); }}\n"
+    );
+    std::fs::write(&source, text)?;
+    let built = Command::new("cc")
+        .arg("-rdynamic")
+        .arg("-o")
+        .args([&program, &source])
+        .status()?;
+    ensure!(built.success(), "cc: {built}");
+    let mut child = Command::new(&program).stdout(Stdio::piped()).spawn()?;
+    let mut dot = [0];
+    let up = child.stdout.take().context("no output")?;
+    std::io::Read::read_exact(&mut { up }, &mut dot)?;
+    let output = record(&["--pid", &child.id().to_string(), "-d", "1", "-o", "-"]);
+    child.kill()?;
+    child.wait()?;
+    output
+}
+
+#[test]
+fn a_ruby_that_is_too_old() -> Result<()> {
+    fails(&pretends("2.3.8")?, 1, &["Ruby 2.3.8", "oldest", "2.6"])
+}
+
+#[test]
+fn a_ruby_that_never_comes_up_is_not_called_idle() -> Result<()> {
+    let output = pretends("9.9.9")?;
+    ensure!(said(&output).contains("was not up"), "{output:?}");
+    Ok(())
+}
+
 #[test]
 fn nonsense_on_the_command_line_is_usage() -> Result<()> {
     for (arguments, words) in [

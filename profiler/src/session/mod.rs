@@ -29,6 +29,7 @@ use rbprof_common::wire::Sample;
 
 use self::account::Account;
 pub use self::error::SessionError;
+use self::process::Look;
 use self::process::Process;
 use crate::kernel;
 use crate::kernel::Counters;
@@ -138,7 +139,12 @@ impl Session {
             Ok(target) => self.take_target(pid, target)?,
             // Still starting: it is a target from now on, and is looked at
             // again whenever it runs.
-            Err(SessionError::Attach(AttachError::NotReady { .. })) => self.expect(pid)?,
+            Err(SessionError::Attach(AttachError::NotReady { ruby, .. })) => {
+                self.expect(pid)?;
+                if ruby {
+                    self.looks_like(pid, Look::Ruby);
+                }
+            }
             Err(error) => return Err(error),
         }
         self.profile.metadata.pids.push(pid);

@@ -232,6 +232,9 @@ impl Process {
                 "Ruby's symbol table (ruby_global_symbols) was not found: the names of C methods \
                  are unknown",
             ),
+            Readiness::Pending {
+                look: Look::Ruby, ..
+            } => Some("a Ruby was not up before the end: its samples have no frames"),
             _ => None,
         }
     }
