@@ -13,6 +13,8 @@ pub use pinned::PinnedProcess;
 pub(crate) use pinned::Stat;
 pub use process::OpenError;
 pub use process::ProcessMemory;
+use rbprof_common::memory::Window;
+
 pub use rbprof_common::Fault;
 
 /// Target memory, read by address, for the parts of rbprof that run in user
@@ -52,4 +54,34 @@ pub struct ReadRequest<'a> {
     pub buffer: &'a mut [u8],
     /// Whether all of it was filled.
     pub done: bool,
+}
+
+/// Three consecutive words from `address` on: for implementations of
+/// [`rbprof_common::Memory`] over a [`TargetMemory`].
+///
+/// # Errors
+/// [`Fault`] when any byte of them cannot be read.
+pub fn words3<M: TargetMemory>(memory: &M, address: u64) -> Result<[u64; 3], Fault> {
+    let mut words = [0_u64; 3];
+    memory.read(address, bytemuck::cast_slice_mut(&mut words))?;
+    Ok(words.map(u64::from_le))
+}
+
+/// Fills the front of a window with `words` words from `address` on: for
+/// implementations of [`rbprof_common::Memory`] over a [`TargetMemory`].
+///
+/// # Errors
+/// [`Fault`] when any byte of them cannot be read, or the window is too small.
+pub fn window<M: TargetMemory>(
+    memory: &M,
+    address: u64,
+    window: &mut Window,
+    words: usize,
+) -> Result<(), Fault> {
+    let window = window.get_mut(..words).ok_or(Fault)?;
+    memory.read(address, bytemuck::cast_slice_mut(window))?;
+    for word in window {
+        *word = u64::from_le(*word);
+    }
+    Ok(())
 }

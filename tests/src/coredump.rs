@@ -308,19 +308,11 @@ impl Memory for CoreDump {
     }
 
     fn words3(&self, addr: u64) -> Result<[u64; 3], Fault> {
-        let mut bytes = [0; 24];
-        self.read(addr, &mut bytes)?;
-        let mut words = bytes.chunks_exact(8).map(little_endian);
-        Ok(std::array::from_fn(|_| words.next().unwrap_or(0)))
+        rbprof::memory::words3(self, addr)
     }
 
     fn window(&self, addr: u64, dst: &mut Window, words: usize) -> Result<(), Fault> {
-        let mut bytes = vec![0; words * 8];
-        self.read(addr, &mut bytes)?;
-        for (word, bytes) in dst.iter_mut().zip(bytes.chunks_exact(8)) {
-            *word = little_endian(bytes);
-        }
-        Ok(())
+        rbprof::memory::window(self, addr, dst, words)
     }
 }
 

@@ -214,18 +214,11 @@ impl Memory for ProcessMemory {
     }
 
     fn words3(&self, addr: u64) -> Result<[u64; 3], Fault> {
-        let mut words = [0_u64; 3];
-        TargetMemory::read(self, addr, bytemuck::cast_slice_mut(&mut words))?;
-        Ok(words.map(u64::from_le))
+        super::words3(self, addr)
     }
 
     fn window(&self, addr: u64, dst: &mut Window, words: usize) -> Result<(), Fault> {
-        let dst = dst.get_mut(..words).ok_or(Fault)?;
-        TargetMemory::read(self, addr, bytemuck::cast_slice_mut(dst))?;
-        for word in dst {
-            *word = u64::from_le(*word);
-        }
-        Ok(())
+        super::window(self, addr, dst, words)
     }
 }
 
