@@ -44,6 +44,7 @@ use crate::samples::Record;
 use crate::samples::StackTable;
 use crate::symbolize::Resolved;
 use crate::targets::AttachError;
+use crate::targets::Attacher;
 
 /// Frames of stacks remembered in user space: 64 MiB.
 const STACK_BUDGET: usize = (64 << 20) / 24;
@@ -63,6 +64,7 @@ pub type Observer = Box<dyn FnMut(&Observed<'_>) + Send>;
 /// A recording in progress.
 pub struct Session {
     kernel: Kernel,
+    attacher: Attacher,
     processes: HashMap<u32, Process>,
     stacks: StackTable,
     profile: Profile,
@@ -110,6 +112,7 @@ impl Session {
         };
         Ok(Self {
             kernel,
+            attacher: Attacher::default(),
             processes: HashMap::new(),
             stacks: StackTable::new(STACK_BUDGET),
             profile: Profile::new(metadata),
@@ -123,6 +126,11 @@ impl Session {
             resolved: Vec::new(),
             locations: Vec::new(),
         })
+    }
+
+    /// What processes are attached to with.
+    pub const fn attacher(&mut self) -> &mut Attacher {
+        &mut self.attacher
     }
 
     /// Has every sample with Ruby frames shown to `observer`.

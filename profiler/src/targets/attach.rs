@@ -128,12 +128,30 @@ const STARTING: f64 = 5.0;
 /// # Errors
 /// [`AttachError`]; [`AttachError::NotReady`] is worth another try soon.
 pub fn attach(pid: u32, threads: &[ThreadPointer]) -> Result<Target, AttachError> {
-    let process = PinnedProcess::open(pid).map_err(|error| pin_error(pid, error))?;
-    let process = Arc::new(process);
-    match look(&process, threads) {
-        // Whatever went wrong, the end of the process explains it.
-        Err(_) if !process.is_alive() => Err(AttachError::Gone { pid }),
-        result => result,
+    Attacher::default().attach(pid, threads)
+}
+
+/// What one run of rbprof attaches with: its settings, and later what it has
+/// learnt of the files it has seen.
+#[derive(Debug, Default)]
+pub struct Attacher {
+    /// The layout of every Ruby, instead of the table's.
+    pub layout: Option<&'static Layout>,
+}
+
+impl Attacher {
+    /// Looks at process `pid`, as [`attach`] does.
+    ///
+    /// # Errors
+    /// [`AttachError`]; [`AttachError::NotReady`] is worth another try soon.
+    pub fn attach(&mut self, pid: u32, threads: &[ThreadPointer]) -> Result<Target, AttachError> {
+        let process = PinnedProcess::open(pid).map_err(|error| pin_error(pid, error))?;
+        let process = Arc::new(process);
+        match look(self, &process, threads) {
+            // Whatever went wrong, the end of the process explains it.
+            Err(_) if !process.is_alive() => Err(AttachError::Gone { pid }),
+            result => result,
+        }
     }
 }
 
@@ -152,7 +170,11 @@ fn pin_error(pid: u32, error: PinError) -> AttachError {
     }
 }
 
-fn look(process: &Arc<PinnedProcess>, threads: &[ThreadPointer]) -> Result<Target, AttachError> {
+fn look(
+    attacher: &mut Attacher,
+    process: &Arc<PinnedProcess>,
+    threads: &[ThreadPointer],
+) -> Result<Target, AttachError> {
     let pid = process.identity().pid;
     let not_ruby = |looked_at| AttachError::NotRuby {
         pid,
@@ -201,6 +223,7 @@ fn look(process: &Arc<PinnedProcess>, threads: &[ThreadPointer]) -> Result<Targe
         },
     })?;
     Attach {
+        attacher,
         process,
         memory: &memory,
         mappings: &mappings,
@@ -234,6 +257,7 @@ fn trace_permission(pid: u32, what: &str, error: &io::Error) -> AttachError {
 
 /// A Ruby that was found, on the way to being a target.
 struct Attach<'a> {
+    attacher: &'a mut Attacher,
     process: &'a Arc<PinnedProcess>,
     memory: &'a ProcessMemory,
     mappings: &'a [Mapping],
@@ -267,7 +291,7 @@ impl Attach<'_> {
         self.unsupported("its file cannot be read".to_owned(), error.to_string())
     }
 
-    fn target(&self) -> Result<Target, AttachError> {
+    fn target(&mut self) -> Result<Target, AttachError> {
         let mut provenance = Vec::new();
         let mut warnings = Vec::new();
         let elf = self
@@ -353,10 +377,10 @@ impl Attach<'_> {
                 format!("ruby_version holds {text:?}"),
             )
         })?;
-        let (layout, layout_assumed) = match lookup(version) {
-            Lookup::Known(layout) => (layout, false),
-            Lookup::Assumed(layout) => (layout, true),
-            Lookup::TooOld => {
+        let (layout, layout_assumed) = match (self.attacher.layout, lookup(version)) {
+            (Some(layout), _) | (None, Lookup::Known(layout)) => (layout, false),
+            (None, Lookup::Assumed(layout)) => (layout, true),
+            (None, Lookup::TooOld) => {
                 return Err(AttachError::TooOld {
                     pid: self.pid(),
                     version,

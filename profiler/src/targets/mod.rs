@@ -33,6 +33,7 @@ mod scan;
 pub mod tls;
 pub mod validate;
 
+pub use attach::Attacher;
 pub use attach::Provenance;
 pub use attach::RubyFacts;
 pub use attach::Target;
