@@ -151,6 +151,17 @@ pub struct Load {
     pub writable: bool,
 }
 
+impl Load {
+    /// Whether an address, before the bias, is in it.
+    #[must_use]
+    pub const fn contains(&self, address: u64) -> bool {
+        match address.checked_sub(self.address) {
+            Some(inside) => inside < self.memory_size,
+            None => false,
+        }
+    }
+}
+
 /// The initial image of the thread-local variables (`PT_TLS`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsSegment {
@@ -414,6 +425,65 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             .or_malformed("an address range outside the file")
     }
 
+    /// The bytes from `address` (before the bias) to the end of what the file
+    /// has of its segment.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`] when the file does not hold them.
+    pub fn bytes_to_end(&self, address: u64) -> Result<&'data [u8]> {
+        let load = self
+            .loads
+            .iter()
+            .find(|load| {
+                address
+                    .checked_sub(load.address)
+                    .is_some_and(|inside| inside < load.file_size)
+            })
+            .or_malformed("an address outside the file")?;
+        let inside = address - load.address;
+        self.bytes(address, load.file_size - inside)
+    }
+
+    /// The search table of `.eh_frame` (`PT_GNU_EH_FRAME`) and its address.
+    #[must_use]
+    pub fn eh_frame_header(&self) -> Option<(u64, &'data [u8])> {
+        let program = self.program(elf::PT_GNU_EH_FRAME)?;
+        let address = program.p_vaddr(LE);
+        let bytes = self.bytes(address, program.p_filesz(LE)).ok()?;
+        Some((address, bytes))
+    }
+
+    /// A section that is in memory and not compressed, by its name, with its
+    /// address.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`].
+    pub fn section_data(&self, name: &[u8]) -> Result<Option<(u64, &'data [u8])>> {
+        let sections = self
+            .header
+            .sections(LE, self.data)
+            .or_malformed("the section headers")?;
+        let Some((_, section)) = sections.section_by_name(LE, name) else {
+            return Ok(None);
+        };
+        if section.sh_size(LE) > MAX_TABLE {
+            return Err(ElfError::Malformed("a section that is too large"));
+        }
+        let bytes = section.data(LE, self.data).or_malformed("a section")?;
+        Ok(Some((section.sh_addr(LE), bytes)))
+    }
+
+    /// The name and the checksum of the separate debug file, as the image has
+    /// them (`.gnu_debuglink`).
+    #[must_use]
+    pub fn debug_link(&self) -> Option<(&'data [u8], u32)> {
+        let (_, bytes) = self.section_data(b".gnu_debuglink").ok()??;
+        let length = bytes.iter().position(|&byte| byte == 0)?;
+        let checksum = bytes.get((length + 1).next_multiple_of(4)..)?.get(..4)?;
+        let name = bytes.get(..length)?;
+        Some((name, u32::from_le_bytes(checksum.try_into().ok()?)))
+    }
+
     fn word32(&self, address: u64) -> Result<u32> {
         self.data
             .read_at::<U32<LE>>(self.offset_of(address)?)
@@ -421,7 +491,11 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             .map(|word| word.get(LE))
     }
 
-    fn word64(&self, address: u64) -> Result<u64> {
+    /// The word at `address` (before the bias) as the file has it.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`] when the file does not hold it.
+    pub fn word64(&self, address: u64) -> Result<u64> {
         self.data
             .read_at::<U64<LE>>(self.offset_of(address)?)
             .or_malformed("a table outside the file")
@@ -540,6 +614,58 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         )
     }
 
+    /// The dynamic relocations.
+    fn relocations(&self) -> Result<impl Iterator<Item = &'data elf::Rela64<LE>>> {
+        let mut tables: [&[elf::Rela64<LE>]; 2] = [&[]; 2];
+        let places = self.dynamic.map_or([(0, 0); 2], |it| it.relocations);
+        for (table, (address, size)) in tables.iter_mut().zip(places) {
+            if address == 0 || size == 0 {
+                continue;
+            }
+            if size > MAX_TABLE {
+                return Err(ElfError::Malformed("relocations that are too many"));
+            }
+            let count = size as usize / size_of::<elf::Rela64<LE>>();
+            *table = self
+                .data
+                .read_slice_at::<elf::Rela64<LE>>(self.offset_of(address)?, count)
+                .or_malformed("the dynamic relocations")?;
+        }
+        Ok(tables.into_iter().flatten())
+    }
+
+    /// The calls that go through the procedure linkage table: the address of
+    /// each slot, and the index of the symbol that it leads to.
+    fn jump_slots(&self) -> Result<impl Iterator<Item = (u64, u32)>> {
+        let machine = self.machine();
+        Ok(self
+            .relocations()?
+            .filter_map(move |entry| match (machine, entry.r_type(LE, false)) {
+                (Machine::X86_64, elf::R_X86_64_JUMP_SLOT)
+                | (Machine::Aarch64, elf::R_AARCH64_JUMP_SLOT) => {
+                    Some((entry.r_offset.get(LE), entry.r_sym(LE, false)))
+                }
+                _ => None,
+            }))
+    }
+
+    /// The symbol that the slot at `address` of the procedure linkage table
+    /// leads to, if this image defines it.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`].
+    pub fn imported_at(&self, address: u64) -> Result<Option<Symbol>> {
+        let Some(dynamic) = self.dynamic else {
+            return Ok(None);
+        };
+        let Some((_, index)) = self.jump_slots()?.find(|(slot, _)| *slot == address) else {
+            return Ok(None);
+        };
+        let symbol = self.dynamic_entry(&dynamic, index)?;
+        let is_defined = symbol.st_shndx.get(LE) != elf::SHN_UNDEF;
+        Ok(is_defined.then(|| Symbol::new(symbol)))
+    }
+
     /// The dynamic relocations for thread-local variables.
     ///
     /// # Errors
@@ -549,44 +675,31 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
-        for (address, size) in dynamic.relocations {
-            if address == 0 || size == 0 {
-                continue;
-            }
-            if size > MAX_TABLE {
-                return Err(ElfError::Malformed("relocations that are too many"));
-            }
-            let count = size as usize / size_of::<elf::Rela64<LE>>();
-            let entries = self
-                .data
-                .read_slice_at::<elf::Rela64<LE>>(self.offset_of(address)?, count)
-                .or_malformed("the dynamic relocations")?;
-            for entry in entries {
-                let kind = match (self.machine(), entry.r_type(LE, false)) {
-                    (Machine::X86_64, elf::R_X86_64_DTPMOD64)
-                    | (Machine::Aarch64, elf::R_AARCH64_TLS_DTPMOD) => TlsKind::Module,
-                    (Machine::X86_64, elf::R_X86_64_DTPOFF64)
-                    | (Machine::Aarch64, elf::R_AARCH64_TLS_DTPREL) => TlsKind::BlockOffset,
-                    (Machine::X86_64, elf::R_X86_64_TPOFF64)
-                    | (Machine::Aarch64, elf::R_AARCH64_TLS_TPREL) => TlsKind::ThreadOffset,
-                    (Machine::X86_64, elf::R_X86_64_TLSDESC)
-                    | (Machine::Aarch64, elf::R_AARCH64_TLSDESC) => TlsKind::Descriptor,
-                    _ => continue,
-                };
-                let symbol = match entry.r_sym(LE, false) {
-                    0 => None,
-                    index => {
-                        let symbol = self.dynamic_entry(&dynamic, index)?;
-                        Some(self.dynamic_name(&dynamic, symbol)?.to_vec())
-                    }
-                };
-                found.push(TlsRelocation {
-                    kind,
-                    slot: entry.r_offset.get(LE),
-                    symbol,
-                    addend: entry.r_addend.get(LE),
-                });
-            }
+        for entry in self.relocations()? {
+            let kind = match (self.machine(), entry.r_type(LE, false)) {
+                (Machine::X86_64, elf::R_X86_64_DTPMOD64)
+                | (Machine::Aarch64, elf::R_AARCH64_TLS_DTPMOD) => TlsKind::Module,
+                (Machine::X86_64, elf::R_X86_64_DTPOFF64)
+                | (Machine::Aarch64, elf::R_AARCH64_TLS_DTPREL) => TlsKind::BlockOffset,
+                (Machine::X86_64, elf::R_X86_64_TPOFF64)
+                | (Machine::Aarch64, elf::R_AARCH64_TLS_TPREL) => TlsKind::ThreadOffset,
+                (Machine::X86_64, elf::R_X86_64_TLSDESC)
+                | (Machine::Aarch64, elf::R_AARCH64_TLSDESC) => TlsKind::Descriptor,
+                _ => continue,
+            };
+            let symbol = match entry.r_sym(LE, false) {
+                0 => None,
+                index => {
+                    let symbol = self.dynamic_entry(&dynamic, index)?;
+                    Some(self.dynamic_name(&dynamic, symbol)?.to_vec())
+                }
+            };
+            found.push(TlsRelocation {
+                kind,
+                slot: entry.r_offset.get(LE),
+                symbol,
+                addend: entry.r_addend.get(LE),
+            });
         }
         Ok(found)
     }

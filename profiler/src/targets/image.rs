@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use rbprof_common::process::Range;
 
@@ -197,10 +198,23 @@ fn reopen(fd: &OwnedFd) -> io::Result<File> {
     File::open(path)
 }
 
-/// Opens the file's path below the process's root directory (Linux 5.6).
+/// Opens the regular file at a path below the process's root directory.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn open_file_in_root(process: &PinnedProcess, path: &Path) -> io::Result<File> {
+    reopen(&open_path_in_root(process, path)?)
+}
+
+/// Opens the file's path below the process's root directory.
 fn open_in_root(process: &PinnedProcess, mapped: &MappedFile<'_>) -> io::Result<OwnedFd> {
+    open_path_in_root(process, &proc::path_in_root(process, mapped.path()))
+}
+
+/// Opens a path below the process's root directory (Linux 5.6), as an `O_PATH`
+/// descriptor.
+fn open_path_in_root(process: &PinnedProcess, path: &Path) -> io::Result<OwnedFd> {
     let root = process.open_below("root", libc::O_PATH | libc::O_DIRECTORY)?;
-    let path = proc::path_in_root(process, mapped.path());
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: all zeroes is a valid `open_how`.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };

@@ -14,6 +14,7 @@ use super::elf::Elf;
 use super::elf::Machine;
 use super::ruby::Located;
 use super::ruby::locate;
+use super::ruby::locate_in_debug_file;
 use super::tls;
 use super::tls::Access;
 use super::tls::CLibrary;
@@ -32,7 +33,7 @@ const MAX_PTHREAD_BIAS: u64 = 1 << 14;
 const MAX_TLS_BLOCK: u64 = 4096;
 
 /// The symbols of a Ruby that matter for its roots.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Symbols {
     /// `ruby_current_ec` (3.0 and later, thread-local).
     pub current_ec: Option<Located>,
@@ -48,35 +49,46 @@ pub struct Symbols {
     pub global_symbols: Option<Located>,
 }
 
+/// Their names, in the order of the fields.
+const NAMES: [&[u8]; 6] = [
+    CURRENT_EC,
+    b"ruby_current_execution_context_ptr",
+    b"ruby_current_vm_ptr",
+    b"rb_vm_exec",
+    b"rb_vm_exec.cold",
+    b"ruby_global_symbols",
+];
+
 impl Symbols {
     /// Looks them up in an image.
     pub fn of<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>) -> Self {
-        let [
-            current_ec,
-            current_ec_global,
-            current_vm,
-            vm_exec,
-            vm_exec_cold,
-            global_symbols,
-        ] = locate(
-            elf,
-            [
-                CURRENT_EC,
-                b"ruby_current_execution_context_ptr",
-                b"ruby_current_vm_ptr",
-                b"rb_vm_exec",
-                b"rb_vm_exec.cold",
-                b"ruby_global_symbols",
-            ],
-        );
-        Self {
-            current_ec,
-            current_ec_global,
-            current_vm,
-            vm_exec,
-            vm_exec_cold,
-            global_symbols,
-        }
+        locate(elf, NAMES).into()
+    }
+
+    /// Looks those that were not found up in the image's debug file.
+    #[must_use]
+    pub fn completed_by<'data, R: ReadRef<'data>>(self, debug: &Elf<'data, R>) -> Self {
+        let mut found = [
+            self.current_ec,
+            self.current_ec_global,
+            self.current_vm,
+            self.vm_exec,
+            self.vm_exec_cold,
+            self.global_symbols,
+        ];
+        locate_in_debug_file(&mut found, NAMES, debug);
+        found.into()
+    }
+
+    /// Whether everything that a profile of this release needs is there.
+    #[must_use]
+    pub fn suffice(&self, version: Version) -> bool {
+        let context = if version < FIRST_WITH_TLS {
+            self.current_ec_global
+        } else {
+            self.current_ec
+        };
+        context.is_some() && self.vm_exec.is_some() && self.global_symbols.is_some()
     }
 
     /// What was found, for messages.
@@ -97,6 +109,27 @@ impl Symbols {
             "of what is needed, its symbol tables hold ruby_version only".to_owned()
         } else {
             format!("found: ruby_version, {}", found.join(", "))
+        }
+    }
+}
+
+impl From<[Option<Located>; 6]> for Symbols {
+    fn from(found: [Option<Located>; 6]) -> Self {
+        let [
+            current_ec,
+            current_ec_global,
+            current_vm,
+            vm_exec,
+            vm_exec_cold,
+            global_symbols,
+        ] = found;
+        Self {
+            current_ec,
+            current_ec_global,
+            current_vm,
+            vm_exec,
+            vm_exec_cold,
+            global_symbols,
         }
     }
 }
@@ -123,6 +156,9 @@ pub struct Loaded<'a> {
     pub library: CLibrary,
     /// The process's threads.
     pub threads: &'a [ThreadPointer],
+    /// The offset of the variable in Ruby's thread-local block as the code of
+    /// an exported function has it, where that was asked.
+    pub offset_in_code: Option<u64>,
 }
 
 /// Fills in the root of `entry`, whose layout is set already, and its VM if it
@@ -149,8 +185,7 @@ where
         let how = find_thread_local(entry, offset, elf, loaded, memory)?;
         return Ok(format!("{located}; {how}"));
     }
-    let how = recover_thread_local(entry, elf, loaded, memory)?;
-    Ok(format!("found by trying each thread-local variable; {how}"))
+    recover_thread_local(entry, elf, loaded, memory)
 }
 
 /// Where nothing names the variable: the one word of Ruby's thread-local block
@@ -182,13 +217,39 @@ where
         };
         let evidence = validate::check(&trial, loaded.threads, memory);
         if !evidence.validated.is_empty() {
-            fitting.push((trial, how));
+            fitting.push((offset, trial, how));
+        }
+    }
+    let by_code = loaded.offset_in_code;
+    if let Some(by_code) = by_code {
+        if let Some(at) = fitting.iter().position(|(offset, ..)| *offset == by_code) {
+            // Two that know nothing of each other agree; what else may look
+            // like a context is none.
+            let (_, trial, how) = fitting.swap_remove(at);
+            *entry = trial;
+            return Ok(format!(
+                "offset {by_code:#x} in Ruby's thread-local block by the code of \
+                 rb_thread_current, and by trying each variable; {how}"
+            ));
+        }
+        if !fitting.is_empty() {
+            return Err(RootError::Missing(format!(
+                "the code of rb_thread_current has ruby_current_ec at offset {by_code:#x} of the \
+                 thread-local block, but what looks like it in the process is at {}",
+                fitting
+                    .iter()
+                    .map(|(offset, ..)| format!("{offset:#x}"))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            )));
         }
     }
     match <[_; 1]>::try_from(fitting) {
-        Ok([(trial, how)]) => {
+        Ok([(offset, trial, how)]) => {
             *entry = trial;
-            Ok(how)
+            Ok(format!(
+                "offset {offset:#x} in Ruby's thread-local block by trying each variable; {how}"
+            ))
         }
         Err(none) if none.is_empty() => Err(RootError::NotReady(
             "no thread has an execution context yet".to_owned(),

@@ -29,6 +29,8 @@ pub enum Source {
     DynSym,
     /// In the full symbol table, which `strip` would have removed.
     SymTab,
+    /// In the full symbol table of a separate debug file.
+    DebugFile,
 }
 
 impl fmt::Display for Source {
@@ -36,6 +38,7 @@ impl fmt::Display for Source {
         f.write_str(match self {
             Self::DynSym => ".dynsym",
             Self::SymTab => ".symtab",
+            Self::DebugFile => "debug file",
         })
     }
 }
@@ -83,6 +86,23 @@ pub fn locate<'data, R: ReadRef<'data>, const N: usize>(
         }
     }
     found
+}
+
+/// Looks the names that were not found up in a separate debug file.
+pub fn locate_in_debug_file<'data, R: ReadRef<'data>, const N: usize>(
+    found: &mut [Option<Located>; N],
+    names: [&[u8]; N],
+    debug: &Elf<'data, R>,
+) {
+    let Ok(symbols) = debug.static_symbols(names) else {
+        return;
+    };
+    for (found, symbol) in found.iter_mut().zip(symbols) {
+        *found = found.or(symbol.map(|symbol| Located {
+            symbol,
+            source: Source::DebugFile,
+        }));
+    }
 }
 
 /// A Ruby that a process has mapped.
