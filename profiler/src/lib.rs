@@ -9,9 +9,11 @@
 //! | [`profile`] | interned functions, locations, stacks, counts, labels |
 //! | [`output`] | writers over a profile: pprof, folded stacks, flame graph, table |
 //!
+//! [`inspect`] tells what [`targets`] knows of a process or a file.
 //! [`memory`] reads the memory of a target process for the stages that need it.
 
 pub mod cli;
+pub mod inspect;
 pub mod kernel;
 pub mod memory;
 pub mod output;

@@ -33,6 +33,40 @@ pub enum Command {
         rbprof record --pid 1234 -d 10 -o out.svg -o out.pb.gz\n  \
         rbprof record -o - --format folded -- bundle exec rake test > stacks.folded")]
     Record(Record),
+    /// Show what rbprof knows of a Ruby, and how.
+    ///
+    /// The page to look at when a profile lacks something: version and build,
+    /// which symbols the build shows, how everything else was found, what would
+    /// be missing in a profile, and how to get it.
+    #[command(after_help = "Examples:\n  \
+        rbprof inspect --pid 1234\n  \
+        rbprof inspect /usr/lib/x86_64-linux-gnu/libruby-3.3.so.3.3 --json\n  \
+        rbprof inspect --check libruby.so.3.4")]
+    Inspect(Inspect),
+}
+
+/// Arguments of `rbprof inspect`.
+#[derive(Debug, Args)]
+#[group(id = "subject", required = true, args = ["pid", "file", "check"])]
+pub struct Inspect {
+    /// Process to look at; nothing is done to it.
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
+    pub pid: Option<u32>,
+
+    /// File to look at: a libruby, or a program that Ruby is linked into.
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+
+    /// Check that a file exports the four symbols that profilers need
+    /// (ruby_version, ruby_current_ec, rb_vm_exec, ruby_global_symbols), so that
+    /// they survive strip: one line for each, and exit status 0 only if all are
+    /// there. For tests of packages.
+    #[arg(long, value_name = "FILE")]
+    pub check: Option<PathBuf>,
+
+    /// Print JSON.
+    #[arg(long, conflicts_with = "check")]
+    pub json: bool,
 }
 
 /// Arguments of `rbprof record`.
@@ -127,6 +161,7 @@ mod tests {
         let all = ["rbprof", "record"].iter().chain(arguments);
         Arguments::try_parse_from(all).map(|parsed| match parsed.command {
             Command::Record(record) => record,
+            Command::Inspect(_) => panic!(),
         })
     }
 

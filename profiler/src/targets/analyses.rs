@@ -14,6 +14,7 @@ use super::code;
 use super::code::Analysis;
 use super::elf::Elf;
 use super::elf::ElfError;
+use super::image::FileVersion;
 
 /// Most files remembered; a machine has a handful of different Rubies.
 const CAPACITY: usize = 256;
@@ -30,10 +31,15 @@ struct Key {
     vm_exec: Option<u64>,
 }
 
+/// An analysis, or why there is none.
+type Outcome = Result<Arc<Analysis>, ElfError>;
+
 /// The analyses of the files seen in a run.
 #[derive(Debug, Default)]
 pub struct Analyses {
-    known: HashMap<Key, Result<Arc<Analysis>, ElfError>>,
+    known: HashMap<Key, Outcome>,
+    /// The same, by what is told without reading the file.
+    same_file: HashMap<FileVersion, Outcome>,
     checksums: RandomState,
     /// How many files were analysed.
     pub analysed: usize,
@@ -48,8 +54,29 @@ impl Analyses {
     pub fn of<'data, R: ReadRef<'data>>(
         &mut self,
         elf: &Elf<'data, R>,
+        file: Option<FileVersion>,
         vm_exec: Option<u64>,
-    ) -> Result<Arc<Analysis>, ElfError> {
+    ) -> Outcome {
+        // With a symbol it is another question, and seldom asked twice.
+        let file = file.filter(|_| vm_exec.is_none());
+        if let Some(known) = file.and_then(|file| self.same_file.get(&file)) {
+            return known.clone();
+        }
+        let outcome = self.of_contents(elf, vm_exec);
+        if let Some(file) = file {
+            if self.same_file.len() >= CAPACITY {
+                self.same_file.clear();
+            }
+            self.same_file.insert(file, outcome.clone());
+        }
+        outcome
+    }
+
+    fn of_contents<'data, R: ReadRef<'data>>(
+        &mut self,
+        elf: &Elf<'data, R>,
+        vm_exec: Option<u64>,
+    ) -> Outcome {
         let mut code = self.checksums.build_hasher();
         for load in elf.loads().iter().filter(|load| load.executable) {
             load.address.hash(&mut code);

@@ -333,7 +333,11 @@ impl Attach<'_> {
             return None;
         }
         let vm_exec = symbols.vm_exec.map(|located| located.symbol.value);
-        match self.attacher.analyses.of(elf, vm_exec) {
+        match self
+            .attacher
+            .analyses
+            .of(elf, self.ruby.image.version, vm_exec)
+        {
             Ok(analysis) => Some(analysis),
             Err(error) => {
                 notes.missing("code", &format!("the file cannot be analysed: {error}"));

@@ -27,6 +27,8 @@ const MAX_TABLE: u64 = 256 << 20;
 const MAX_NAME: u64 = 512;
 /// Longest hash chain followed; real ones have a handful of entries.
 const MAX_CHAIN: u32 = 1 << 12;
+/// Most libraries of one image whose names are looked at.
+const MAX_NEEDED: usize = 1 << 10;
 
 /// Why an image cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,6 +237,8 @@ pub struct Elf<'data, R: ReadRef<'data>> {
     programs: &'data [elf::ProgramHeader64<LE>],
     loads: Vec<Load>,
     dynamic: Option<Dynamic>,
+    /// Where the names of the libraries it needs are, in the names.
+    needed: Vec<u64>,
 }
 
 impl<'data, R: ReadRef<'data>> Elf<'data, R> {
@@ -273,14 +277,16 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             programs,
             loads,
             dynamic: None,
+            needed: Vec::new(),
         };
-        image.dynamic = image.read_dynamic()?;
+        (image.dynamic, image.needed) = image.read_dynamic()?;
         Ok(image)
     }
 
-    fn read_dynamic(&self) -> Result<Option<Dynamic>> {
+    fn read_dynamic(&self) -> Result<(Option<Dynamic>, Vec<u64>)> {
+        let mut needed = Vec::new();
         let Some(program) = self.program(elf::PT_DYNAMIC) else {
-            return Ok(None);
+            return Ok((None, needed));
         };
         let entry_size = size_of::<elf::Dyn64<LE>>() as u64;
         let count = (program.p_filesz(LE) / entry_size).min(4096);
@@ -295,6 +301,7 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             let [table, plt] = &mut found.relocations;
             match entry.d_tag.get(LE) {
                 elf::DT_NULL => break,
+                elf::DT_NEEDED if needed.len() < MAX_NEEDED => needed.push(value),
                 elf::DT_SYMTAB => found.symbols = value,
                 elf::DT_STRTAB => found.names = value,
                 elf::DT_STRSZ => found.names_size = value,
@@ -317,7 +324,7 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         if plt_kind != elf::DT_RELA.0.cast_unsigned() {
             found.relocations[1] = (0, 0);
         }
-        Ok(Some(found))
+        Ok((Some(found), needed))
     }
 
     fn program(&self, kind: elf::ProgramType) -> Option<&'data elf::ProgramHeader64<LE>> {
@@ -589,9 +596,24 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             .or_malformed("the dynamic symbols")
     }
 
+    /// The names of the libraries that the image needs.
+    #[must_use]
+    pub fn needed(&self) -> Vec<&'data [u8]> {
+        let Some(dynamic) = &self.dynamic else {
+            return Vec::new();
+        };
+        let names = self.needed.iter();
+        names
+            .filter_map(|&offset| self.dynamic_string(dynamic, offset).ok())
+            .collect()
+    }
+
     /// The name of a dynamic symbol.
     fn dynamic_name(&self, dynamic: &Dynamic, symbol: &elf::Sym64<LE>) -> Result<&'data [u8]> {
-        let offset = u64::from(symbol.st_name.get(LE));
+        self.dynamic_string(dynamic, u64::from(symbol.st_name.get(LE)))
+    }
+
+    fn dynamic_string(&self, dynamic: &Dynamic, offset: u64) -> Result<&'data [u8]> {
         let left = dynamic
             .names_size
             .checked_sub(offset)
@@ -647,6 +669,30 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
                 }
                 _ => None,
             }))
+    }
+
+    /// How many functions are called through the procedure linkage table.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`].
+    pub fn jump_slot_count(&self) -> Result<usize> {
+        Ok(self.jump_slots()?.count())
+    }
+
+    /// Whether the function `name` is called through the procedure linkage
+    /// table.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`].
+    pub fn calls_through_plt(&self, name: &[u8]) -> Result<bool> {
+        let Some(dynamic) = &self.dynamic else {
+            return Ok(false);
+        };
+        Ok(self.jump_slots()?.any(|(_, index)| {
+            self.dynamic_entry(dynamic, index)
+                .and_then(|symbol| self.dynamic_name(dynamic, symbol))
+                .is_ok_and(|found| found == name)
+        }))
     }
 
     /// The symbol that the slot at `address` of the procedure linkage table

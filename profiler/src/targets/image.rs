@@ -48,7 +48,30 @@ pub struct Image {
     pub bias: u64,
     /// What it occupies, from the first mapping to the last.
     pub extent: Range,
+    /// The file and its state, as the kernel tells them.
+    pub version: Option<FileVersion>,
     file: FileCache,
+}
+
+/// A file in one state: nothing changes its contents without changing this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileVersion {
+    device: u64,
+    inode: u64,
+    size: u64,
+    changed: (i64, i64),
+}
+
+impl FileVersion {
+    fn of(file: &File) -> Option<Self> {
+        let metadata = file.metadata().ok()?;
+        Some(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
 }
 
 impl Image {
@@ -61,7 +84,9 @@ impl Image {
         memory: &M,
         mapped: &MappedFile<'_>,
     ) -> Result<Self, ImageError> {
-        let file = file_cache(open_mapped(process, memory, mapped).map_err(ImageError::Open)?);
+        let file = open_mapped(process, memory, mapped).map_err(ImageError::Open)?;
+        let version = FileVersion::of(&file);
+        let file = file_cache(file);
         let (bias, extent) = {
             let elf = Elf::parse(&file).map_err(ImageError::Elf)?;
             let bias = bias(elf.loads(), &mapped.mappings).ok_or(ImageError::NotLoaded)?;
@@ -72,6 +97,7 @@ impl Image {
             deleted: mapped.mappings.iter().any(|mapping| mapping.deleted),
             bias,
             extent,
+            version,
             file,
         })
     }

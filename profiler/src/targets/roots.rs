@@ -23,7 +23,7 @@ use super::validate;
 /// The thread-local pointer to the execution context, from Ruby 3.0 on.
 const CURRENT_EC: &[u8] = b"ruby_current_ec";
 /// The first release with it.
-pub(super) const FIRST_WITH_TLS: Version = Version::new(3, 0, 0);
+pub(crate) const FIRST_WITH_TLS: Version = Version::new(3, 0, 0);
 /// Farthest from `pthread_self()` that a thread pointer is believed to be: the
 /// size of the C library's thread descriptor, which lies before the thread
 /// pointer on arm64.

@@ -17,9 +17,9 @@ use super::mappings::MappedFile;
 use super::mappings::Mapping;
 
 /// What every Ruby defines: a string with its version.
-const RUBY_VERSION: &[u8] = b"ruby_version";
+pub(crate) const RUBY_VERSION: &[u8] = b"ruby_version";
 /// Longest version string; real ones have a dozen bytes.
-const MAX_VERSION: u64 = 64;
+pub(crate) const MAX_VERSION: u64 = 64;
 
 /// Where a symbol was found, the most trusted first. What stripped builds do
 /// not show at all is recovered after these have been asked.
@@ -205,7 +205,7 @@ pub fn find<M: TargetMemory>(
 /// Whether a variable is in memory that is not writable. A program that is
 /// linked for fixed addresses and uses a library's variable has a copy of it in
 /// its own data, under the same name.
-fn is_constant<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>, symbol: Symbol) -> bool {
+pub(crate) fn is_constant<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>, symbol: Symbol) -> bool {
     elf.loads().iter().any(|load| {
         !load.writable
             && symbol
@@ -251,7 +251,7 @@ fn read_version<M: TargetMemory>(
 }
 
 /// Whether the file's name says Ruby: such files are looked at first.
-fn names_ruby(path: &[u8]) -> bool {
+pub(crate) fn names_ruby(path: &[u8]) -> bool {
     path.rsplit(|&byte| byte == b'/')
         .next()
         .is_some_and(|name| name.windows(4).any(|part| part == b"ruby"))
