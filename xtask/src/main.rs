@@ -6,6 +6,7 @@ use clap::Parser;
 use clap::Subcommand;
 
 use xtask::demo;
+use xtask::fuzz;
 use xtask::rubies;
 use xtask::setup;
 use xtask::test;
@@ -39,6 +40,14 @@ enum Task {
         /// Run only the tests whose name contains this, and no lints.
         filter: Option<String>,
     },
+    /// Fuzz what reads files of strangers.
+    Fuzz {
+        /// How long each target runs.
+        #[arg(long, default_value_t = 600)]
+        seconds: u32,
+        /// Which targets [default: all].
+        names: Vec<String>,
+    },
     /// Profile a bundled Ruby program for five seconds and show the result.
     Demo,
 }
@@ -49,6 +58,7 @@ fn main() -> ExitCode {
         Task::Rubies { list: true, names } => rubies::list(&names),
         Task::Rubies { list: false, names } => rubies::provide(&names),
         Task::Test { filter } => test::run(filter.as_deref()),
+        Task::Fuzz { seconds, names } => fuzz::run(seconds, &names),
         Task::Demo => demo::run(),
     };
     match result {

@@ -23,6 +23,7 @@ use crate::targets::roots::Symbols;
 use crate::targets::ruby;
 use crate::targets::ruby::Located;
 use crate::targets::ruby::Source;
+use crate::targets::ruby::VersionSource;
 use crate::targets::tls;
 
 /// The thread-local variable that holds the execution context, from 3.0 on.
@@ -41,8 +42,10 @@ const ZJIT_OPTION: &[u8] = b"zjit-call-threshold";
 pub struct FileReport {
     /// Its path, as it was given or as the process knows it.
     pub path: String,
-    /// What `ruby_version` holds.
+    /// Its version, as it calls itself.
     pub version: String,
+    /// Where that was found.
+    pub version_from: String,
     /// Build id, hexadecimal.
     pub build_id: Option<String>,
     /// `x86-64` or `arm64`.
@@ -181,7 +184,8 @@ impl fmt::Display for FileError {
                 library: None,
             } => write!(
                 f,
-                "{path} has no Ruby in it: it defines no ruby_version in .dynsym or .symtab"
+                "{path} has no Ruby in it: it defines no ruby_version in .dynsym or .symtab, and no \
+                 text in it is what ruby -v prints"
             ),
         }
     }
@@ -231,7 +235,7 @@ impl FileReport {
         path: &str,
         debug: Option<&DebugFile>,
     ) -> Result<Self, FileError> {
-        let (located, version) = version_of(elf).ok_or_else(|| FileError::NotRuby {
+        let (version_source, version) = version_of(elf).ok_or_else(|| FileError::NotRuby {
             path: path.to_owned(),
             library: elf
                 .needed()
@@ -257,7 +261,8 @@ impl FileReport {
             },
             stripped: elf.is_stripped().unwrap_or(true),
             debug_file: debug.map(|debug| debug.place.clone()),
-            symbols: symbol_reports(&symbols, located, uses_tls),
+            version_from: version_source.to_string(),
+            symbols: symbol_reports(&symbols, version_source, uses_tls),
             tls: uses_tls
                 .then(|| tls_report(elf, &symbols, code.as_ref().ok()))
                 .flatten(),
@@ -331,30 +336,31 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `ruby_version` and what it holds.
-pub(super) fn version_of<'data, R: ReadRef<'data>>(
-    elf: &Elf<'data, R>,
-) -> Option<(Located, String)> {
+/// The version of the Ruby in a file, and where that was found.
+fn version_of<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>) -> Option<(VersionSource, String)> {
     let [located] = ruby::locate(elf, [ruby::RUBY_VERSION]);
-    let located = located.filter(|located| ruby::is_constant(elf, located.symbol))?;
-    let bytes = elf
-        .bytes(
-            located.symbol.value,
-            located.symbol.size.clamp(1, ruby::MAX_VERSION),
-        )
-        .ok()?;
+    let Some(located) = located.filter(|located| ruby::is_constant(elf, located.symbol)) else {
+        return ruby::version_in_text(elf).map(|version| (VersionSource::Text, version));
+    };
+    let size = located.symbol.size.clamp(1, ruby::MAX_VERSION);
+    let bytes = elf.bytes(located.symbol.value, size).ok()?;
     let text = bytes.split(|&byte| byte == 0).next()?;
-    Some((located, std::str::from_utf8(text).ok()?.to_owned()))
+    let version = std::str::from_utf8(text).ok()?.to_owned();
+    Some((VersionSource::Symbol(located), version))
 }
 
-fn symbol_reports(symbols: &Symbols, version: Located, uses_tls: bool) -> Vec<SymbolReport> {
+fn symbol_reports(symbols: &Symbols, version: VersionSource, uses_tls: bool) -> Vec<SymbolReport> {
+    let version = match version {
+        VersionSource::Symbol(located) => Some(located),
+        VersionSource::Text => None,
+    };
     let context = if uses_tls {
         (CURRENT_EC, symbols.current_ec)
     } else {
         (CURRENT_EC_GLOBAL, symbols.current_ec_global)
     };
     [
-        ("ruby_version", Some(version)),
+        ("ruby_version", version),
         context,
         (VM_EXEC, symbols.vm_exec),
         ("ruby_global_symbols", symbols.global_symbols),

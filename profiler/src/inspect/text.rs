@@ -54,7 +54,11 @@ fn show_head(process: &ProcessReport, f: &mut fmt::Formatter<'_>) -> fmt::Result
 }
 
 fn show_file(file: &FileReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    line(f, "Ruby", &file.version)?;
+    line(
+        f,
+        "Ruby",
+        format_args!("{}, by {}", file.version, file.version_from),
+    )?;
     line(
         f,
         "file",

@@ -42,10 +42,10 @@ use super::roots::Loaded;
 use super::roots::RootError;
 use super::roots::Symbols;
 use super::ruby;
-use super::ruby::Located;
 use super::ruby::NotFound;
 use super::ruby::RubyImage;
 use super::ruby::Source;
+use super::ruby::VersionSource;
 use super::target::Provenance;
 use super::target::RubyFacts;
 use super::target::Target;
@@ -211,9 +211,9 @@ struct Notes {
 }
 
 impl Notes {
-    fn new(facts: &RubyFacts, version: &Located, given: Option<&Layout>) -> Self {
+    fn new(facts: &RubyFacts, version: VersionSource, given: Option<&Layout>) -> Self {
         let mut notes = Self::default();
-        notes.found("ruby_version", format!("{version} of {}", facts.path));
+        notes.found("version", format!("{version} of {}", facts.path));
         if let Some(debug_file) = &facts.debug_file {
             notes.found("debug file", debug_file.clone());
         }
@@ -280,7 +280,7 @@ impl Attach<'_> {
             .elf()
             .map_err(|error| self.malformed(error))?;
         let mut facts = self.facts(&elf)?;
-        let mut notes = Notes::new(&facts, &self.ruby.version_source, self.attacher.layout);
+        let mut notes = Notes::new(&facts, self.ruby.version_source, self.attacher.layout);
         let code = self.code(&elf, &facts, &mut notes);
         let references = code.as_ref().map(|code| &*code.symbol_references);
         facts.symbol_references = self.places(references, &facts);

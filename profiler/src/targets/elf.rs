@@ -27,6 +27,8 @@ const MAX_TABLE: u64 = 256 << 20;
 const MAX_NAME: u64 = 512;
 /// Longest hash chain followed; real ones have a handful of entries.
 const MAX_CHAIN: u32 = 1 << 12;
+/// Most segments of one image; real ones have about a dozen.
+const MAX_SEGMENTS: usize = 256;
 /// Most libraries of one image whose names are looked at.
 const MAX_NEEDED: usize = 1 << 10;
 
@@ -259,6 +261,9 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         let programs = header
             .program_headers(LE, data)
             .or_malformed("the program headers")?;
+        if programs.len() > MAX_SEGMENTS {
+            return Err(ElfError::Malformed("segments that are too many"));
+        }
         let loads = programs
             .iter()
             .filter(|program| program.p_type(LE) == elf::PT_LOAD)

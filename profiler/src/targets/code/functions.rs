@@ -32,11 +32,16 @@ impl Functions {
     /// can be read. What comes before a defect is kept.
     pub fn of<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>) -> Result<Self, ElfError> {
         let (address, data) = eh_frame(elf)?;
-        let section = EhFrame::new(data, LittleEndian);
-        let mut bases = BaseAddresses::default().set_eh_frame(address);
-        if let Some((header, _)) = elf.eh_frame_header() {
-            bases = bases.set_eh_frame_hdr(header);
-        }
+        Self::parse(address, data)
+    }
+
+    /// Reads them from the contents of `.eh_frame`, which is at `address`.
+    ///
+    /// # Errors
+    /// As [`Functions::of`].
+    pub fn parse(address: u64, eh_frame: &[u8]) -> Result<Self, ElfError> {
+        let section = EhFrame::new(eh_frame, LittleEndian);
+        let bases = BaseAddresses::default().set_eh_frame(address);
         let mut ranges = Vec::new();
         let mut entries = section.entries(&bases);
         while ranges.len() < MAX_FUNCTIONS {

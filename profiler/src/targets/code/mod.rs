@@ -21,6 +21,8 @@ pub mod vm_exec;
 mod aarch64;
 mod x86_64;
 
+use std::cell::Cell;
+
 use object::read::ReadRef;
 
 use rbprof_common::process::Range;
@@ -42,6 +44,11 @@ const VM_GETTER: &[u8] = b"ruby_vm_at_exit";
 const CALL_DEPTH: u32 = 2;
 /// Most functions followed from one getter.
 const MAX_FOLLOWED: usize = 64;
+/// Most code that is decoded of one file, in bytes, whatever the file says of
+/// its functions; libruby takes about 200 KB.
+const MAX_DECODED: u64 = 64 << 20;
+/// Most code that is looked through for calls, in bytes; libruby has 3 MB.
+const MAX_SEARCHED: u64 = 1 << 30;
 
 /// What was learnt from the code of one file. Addresses are those in the file,
 /// before the bias.
@@ -73,6 +80,7 @@ pub fn analyse<'data, R: ReadRef<'data>>(
     let code = Code {
         elf,
         functions: &functions,
+        left: Cell::new(MAX_DECODED),
     };
     let exported = |name| {
         let symbol = elf.dynamic_symbol(name).ok().flatten()?;
@@ -102,13 +110,37 @@ pub fn analyse<'data, R: ReadRef<'data>>(
 pub(super) struct Code<'a, 'data, R: ReadRef<'data>> {
     pub(super) elf: &'a Elf<'data, R>,
     pub(super) functions: &'a Functions,
+    /// Bytes that may still be decoded.
+    left: Cell<u64>,
 }
 
 impl<'data, R: ReadRef<'data>> Code<'_, 'data, R> {
-    /// The bytes of a function; none where the file does not have them.
+    /// The bytes of a function for decoding; none where the file does not have
+    /// them, or too many were asked for already.
     pub(super) fn bytes(&self, function: Range) -> &'data [u8] {
         let length = function.end.saturating_sub(function.start);
+        let Some(left) = self.left.get().checked_sub(length) else {
+            return &[];
+        };
+        self.left.set(left);
         self.elf.bytes(function.start, length).unwrap_or_default()
+    }
+
+    /// All executable segments and their addresses.
+    pub(super) fn segments(&self) -> Vec<(u64, &'data [u8])> {
+        let mut left = MAX_SEARCHED;
+        let mut segments = Vec::new();
+        for load in self.elf.loads().iter().filter(|load| load.executable) {
+            let Ok(bytes) = self.elf.bytes(load.address, load.file_size) else {
+                continue;
+            };
+            match left.checked_sub(load.file_size) {
+                Some(rest) => left = rest,
+                None => break,
+            }
+            segments.push((load.address, bytes));
+        }
+        segments
     }
 
     /// Where a function branches to directly.

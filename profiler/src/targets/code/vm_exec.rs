@@ -232,18 +232,10 @@ impl<'data, R: ReadRef<'data>> Code<'_, 'data, R> {
     fn callers(&self, callees: &[u64]) -> Vec<(u64, Range)> {
         let machine = self.elf.machine();
         let mut containing: Vec<Range> = self
-            .elf
-            .loads()
-            .iter()
-            .filter(|load| load.executable)
-            .flat_map(|load| {
-                let code = self.elf.bytes(load.address, load.file_size);
-                instructions::possible_branches(
-                    machine,
-                    code.unwrap_or_default(),
-                    load.address,
-                    callees,
-                )
+            .segments()
+            .into_iter()
+            .flat_map(|(address, code)| {
+                instructions::possible_branches(machine, code, address, callees)
             })
             .filter_map(|place| self.functions.containing(place))
             .collect();
