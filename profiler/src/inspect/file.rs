@@ -305,19 +305,6 @@ impl FileReport {
             }),
             Some(_) => {}
         }
-        if found(CURRENT_EC_GLOBAL) || found(CURRENT_EC) {
-            // Nothing to recover.
-        } else if self.symbols.iter().any(|it| it.name == CURRENT_EC_GLOBAL) {
-            missing.push(Missing {
-                what: "everything: the execution context of Ruby 2.x can only be found by its \
-                       symbol"
-                    .to_owned(),
-                remedy: format!(
-                    "install the debug symbols of this build, or build with {CURRENT_EC_GLOBAL} \
-                     exported"
-                ),
-            });
-        }
         if !found(VM_EXEC) && self.code.vm_exec.is_none() {
             missing.push(Missing {
                 what: "native frames between Ruby frames: rb_vm_exec is neither named nor found \

@@ -561,6 +561,8 @@ impl Attach<'_> {
         code: Option<&Analysis>,
     ) -> Result<String, AttachError> {
         let symbols = &facts.symbols;
+        let references = code.map(|code| &*code.context_references);
+        let places_in_code = self.places(references, facts);
         let loaded = Loaded {
             version: facts.version,
             bias: self.ruby.image.bias,
@@ -568,6 +570,7 @@ impl Attach<'_> {
             library: CLibrary::of(self.mappings),
             threads: self.threads,
             offset_in_code: code.and_then(|code| code.current_ec),
+            places_in_code: &places_in_code,
         };
         let mut attempt = 1;
         loop {

@@ -6,6 +6,7 @@ use rbprof_common::Memory;
 use rbprof_common::layout::Version;
 use rbprof_common::process::ProcessEntry;
 use rbprof_common::process::root;
+use rbprof_common::roots::read_context;
 
 use crate::memory::TargetMemory;
 
@@ -159,6 +160,9 @@ pub struct Loaded<'a> {
     /// The offset of the variable in Ruby's thread-local block as the code of
     /// an exported function has it, where that was asked.
     pub offset_in_code: Option<u64>,
+    /// Places in the process's data that the code of the same function refers
+    /// to.
+    pub places_in_code: &'a [u64],
 }
 
 /// Fills in the root of `entry`, whose layout is set already, and its VM if it
@@ -267,17 +271,59 @@ fn find_global<M: TargetMemory + Memory>(
     loaded: &Loaded<'_>,
     memory: &M,
 ) -> Result<String, RootError> {
-    let Some(located) = symbols.current_ec_global else {
-        return Err(RootError::Missing(
-            "the build shows no ruby_current_execution_context_ptr".to_owned(),
-        ));
+    let (variable, how) = match symbols.current_ec_global {
+        Some(located) => {
+            let variable = loaded.bias.wrapping_add(located.symbol.value);
+            (variable, located.to_string())
+        }
+        None => recover_global(entry, loaded, memory)?,
     };
-    let variable = loaded.bias.wrapping_add(located.symbol.value);
     entry.root = root::GLOBAL;
     entry.ec = variable.cast_signed();
     let bias = pthread_bias(entry, variable, loaded.threads, memory);
     entry.pthread_bias = bias.unwrap_or(0);
-    Ok(format!("{located}; one global, the GVL owner's"))
+    Ok(format!("{how}; one global, the GVL owner's"))
+}
+
+/// Where nothing names the global: the one place that the code of
+/// `rb_thread_current` refers to and that holds a context.
+fn recover_global<M: TargetMemory + Memory>(
+    entry: &ProcessEntry,
+    loaded: &Loaded<'_>,
+    memory: &M,
+) -> Result<(u64, String), RootError> {
+    let field =
+        |base: u64, offset: u32| TargetMemory::word(memory, base.wrapping_add(offset.into())).ok();
+    let layout = &entry.layout;
+    let holds_context = |place: u64| {
+        let ec = field(place, 0).filter(|&ec| ec != 0)?;
+        let thread = field(ec, layout.ec_thread)?;
+        let back = field(thread, layout.thread_ec)?;
+        Some(back == ec && read_context(ec, layout, memory).is_ok())
+    };
+    let mut found = loaded
+        .places_in_code
+        .iter()
+        .copied()
+        .filter(|&place| holds_context(place) == Some(true));
+    match (found.next(), found.next()) {
+        (Some(place), None) => Ok((
+            place,
+            "the only context among what the code of rb_thread_current refers to".to_owned(),
+        )),
+        (None, _) if loaded.places_in_code.is_empty() => Err(RootError::Missing(
+            "the build shows no ruby_current_execution_context_ptr".to_owned(),
+        )),
+        // The owner of the GVL changes, and for a moment there is none.
+        (None, _) => Err(RootError::NotReady(
+            "no thread has an execution context yet".to_owned(),
+        )),
+        (Some(_), Some(_)) => Err(RootError::Missing(
+            "the build shows no ruby_current_execution_context_ptr, and several variables look \
+             like it"
+                .to_owned(),
+        )),
+    }
 }
 
 /// The thread pointer minus `pthread_self()`, learnt from the thread that owns

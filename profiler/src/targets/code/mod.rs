@@ -59,6 +59,9 @@ pub struct Analysis {
     /// Offset of `ruby_current_ec` in the thread-local block, as the code of
     /// `rb_thread_current` has it.
     pub current_ec: Option<u64>,
+    /// Writable data that the code of `rb_thread_current` refers to: up to 2.7,
+    /// `ruby_current_execution_context_ptr` is among it.
+    pub context_references: Vec<u64>,
     /// Writable data that the code refers to which looks up names of IDs.
     pub symbol_references: Vec<u64>,
     /// Writable data that `ruby_vm_at_exit` refers to.
@@ -96,6 +99,8 @@ pub fn analyse<'data, R: ReadRef<'data>>(
     Ok(Analysis {
         functions: functions.len(),
         current_ec: exported(THREAD_GETTER).and_then(|getter| thread_local::used_by(&code, getter)),
+        context_references: exported(THREAD_GETTER)
+            .map_or_else(Vec::new, |getter| code.data_references(getter)),
         symbol_references,
         vm_references: exported(VM_GETTER)
             .map_or_else(Vec::new, |getter| code.data_references(getter)),
