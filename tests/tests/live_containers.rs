@@ -2,11 +2,6 @@
 //! no longer there: recorded from the host and from another container. What was
 //! recorded is compared with what the program says of its own stacks.
 
-#![expect(
-    clippy::indexing_slicing,
-    reason = "a test that looks past the end has failed"
-)]
-
 use std::collections::HashMap;
 use std::path::Path;
 use std::path::PathBuf;

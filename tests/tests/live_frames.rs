@@ -1,11 +1,6 @@
 //! Stacks of every shape, compared frame by frame with what the program itself
 //! knows: how many frames, their labels as Ruby 3.4 has them, files and lines.
 
-#![expect(
-    clippy::indexing_slicing,
-    reason = "a test that looks past the end has failed"
-)]
-
 use anyhow::Result;
 use rbprof_tests::frames;
 use rbprof_tests::frames::LABELS;
