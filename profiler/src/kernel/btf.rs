@@ -25,6 +25,37 @@ pub struct KernelOffsets {
     pub signal_live: u32,
     /// The user thread pointer inside `task_struct`.
     pub task_thread_pointer: u32,
+    /// Where ids in other PID namespaces than the initial one are; `None`: not
+    /// where rbprof would look for them.
+    pub ids: Option<IdOffsets>,
+}
+
+/// From a `task_struct` to its ids in all PID namespaces, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IdOffsets {
+    /// `task_struct.group_leader`.
+    pub task_leader: u32,
+    /// `task_struct.thread_pid` (since Linux 4.19).
+    pub task_thread_pid: u32,
+    /// `pid.level`.
+    pub pid_level: u32,
+    /// `pid.numbers`, an array of `struct upid`.
+    pub pid_numbers: u32,
+}
+
+impl IdOffsets {
+    fn from_btf(btf: &Btf<'_>) -> Option<Self> {
+        // The kernel half has a `struct upid` of its own.
+        if btf.offset("upid", &["nr"])? != 0 || btf.offset("upid", &["ns"])? != 8 {
+            return None;
+        }
+        Some(Self {
+            task_leader: btf.offset("task_struct", &["group_leader"])?,
+            task_thread_pid: btf.offset("task_struct", &["thread_pid"])?,
+            pid_level: btf.offset("pid", &["level"])?,
+            pid_numbers: btf.offset("pid", &["numbers"])?,
+        })
+    }
 }
 
 impl KernelOffsets {
@@ -64,6 +95,7 @@ impl KernelOffsets {
             task_signal: offset("task_struct", &["signal"])?,
             signal_live: offset("signal_struct", &["live"])?,
             task_thread_pointer: offset("task_struct", thread_pointer)?,
+            ids: IdOffsets::from_btf(&btf),
         })
     }
 }

@@ -74,7 +74,7 @@ impl Session {
                 Err(
                     error @ (SessionError::Kernel(_)
                     | SessionError::Memory { .. }
-                    | SessionError::PidNamespace),
+                    | SessionError::Proc),
                 ) => {
                     return Err(error);
                 }

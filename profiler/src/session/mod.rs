@@ -96,13 +96,18 @@ impl Session {
     /// Loads the kernel half. Ticks begin with [`Session::start`].
     ///
     /// # Errors
-    /// [`SessionError`] when the kernel half cannot be loaded, or knows other
-    /// process ids than this process.
+    /// [`SessionError`] when the kernel half cannot be loaded, or `/proc` has
+    /// other process ids than this process.
     pub fn new(options: &kernel::Options) -> Result<Self, SessionError> {
-        if !crate::targets::proc::in_initial_pid_namespace() {
-            return Err(SessionError::PidNamespace);
+        if !crate::targets::proc::is_of_own_pid_namespace() {
+            return Err(SessionError::Proc);
         }
-        let kernel = Kernel::load(options)?;
+        let translate_ids =
+            options.translate_ids || !crate::targets::proc::in_initial_pid_namespace();
+        let kernel = Kernel::load(&kernel::Options {
+            translate_ids,
+            ..options.clone()
+        })?;
         let metadata = Metadata {
             start_unix_ns: unix_ns(),
             frequency_hz: u32::try_from(options.frequency).unwrap_or(u32::MAX),
