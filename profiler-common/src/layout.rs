@@ -55,6 +55,45 @@ impl core::fmt::Display for Version {
     }
 }
 
+/// The machines whose Rubies are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Machine {
+    /// x86-64.
+    X86_64,
+    /// arm64.
+    Aarch64,
+}
+
+impl Machine {
+    /// The machine that this is compiled for: that of every process here.
+    pub const HOST: Self = if cfg!(target_arch = "aarch64") {
+        Self::Aarch64
+    } else {
+        Self::X86_64
+    };
+}
+
+/// An offset that depends on the machine, since it lies behind a structure of
+/// the C library; `None` where it is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PerMachine {
+    /// On x86-64.
+    pub x86_64: Option<u64>,
+    /// On arm64.
+    pub aarch64: Option<u64>,
+}
+
+impl PerMachine {
+    /// The offset on that machine.
+    #[must_use]
+    pub const fn on(&self, machine: Machine) -> Option<u64> {
+        match machine {
+            Machine::X86_64 => self.x86_64,
+            Machine::Aarch64 => self.aarch64,
+        }
+    }
+}
+
 /// Offsets that no release from 2.6 to 4.0 has moved.
 pub mod fixed {
     /// `rb_execution_context_t.vm_stack`.
@@ -250,9 +289,12 @@ pub enum ClassNames {
     Fields {
         /// From the class to `rb_classext_t.as.singleton_class.attached_object`.
         attached_object: u16,
-        /// From the class to `rb_classext_t.classpath`; the bit that says
-        /// whether it is permanent is bit 40 of the word before.
+        /// From the class to `rb_classext_t.classpath`.
         classpath: u16,
+        /// From the class to the byte with `rb_classext_t.permanent_classpath`.
+        permanent: u16,
+        /// The bit of that byte, as a mask.
+        permanent_bit: u8,
     },
 }
 
@@ -317,16 +359,52 @@ pub struct Layout {
     pub walk: WalkLayout,
     /// For the symbolizer.
     pub names: NameLayout,
-    /// For telling whether the garbage collector has run, if that is known.
-    pub collector: Option<CollectorLayout>,
+    /// For telling whether the garbage collector has run.
+    pub collector: CollectorLayout,
 }
 
-/// Where a release keeps what its garbage collector is doing. Source: live
-/// processes, searched for the value of `GC.count` while it changed; the flags
-/// from the headers.
+impl Layout {
+    /// Where the garbage collector keeps what it is doing on that machine, if
+    /// all of it is known.
+    #[must_use]
+    pub const fn collector_on(&self, machine: Machine) -> Option<CollectorOffsets> {
+        match (
+            self.collector.vm_objspace.on(machine),
+            self.collector.objspace,
+        ) {
+            (Some(vm_objspace), Some(ObjspaceLayout { flags, count })) => Some(CollectorOffsets {
+                vm_objspace,
+                flags,
+                count,
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// Where a release keeps what its garbage collector is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollectorLayout {
-    /// `rb_vm_t.objspace`; differs between x86-64 and arm64.
+    /// `rb_vm_t.objspace`, from 3.4 on `gc.objspace`.
+    pub vm_objspace: PerMachine,
+    /// Inside of it.
+    pub objspace: Option<ObjspaceLayout>,
+}
+
+/// What is looked at in `rb_objspace_t`. Source: live processes, searched for
+/// the value of `GC.count` while it changed; the flags from the headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjspaceLayout {
+    /// The word of flags, whose low two bits are the mode.
+    pub flags: u64,
+    /// `rb_objspace_t.profile.count`: collections begun.
+    pub count: u64,
+}
+
+/// Where the garbage collector of a process keeps what it is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollectorOffsets {
+    /// `rb_vm_t.objspace`.
     pub vm_objspace: u64,
     /// The word of flags in `rb_objspace_t`, whose low two bits are the mode.
     pub flags: u64,
@@ -334,19 +412,23 @@ pub struct CollectorLayout {
     pub count: u64,
 }
 
-const fn collector(x86_64: u64, arm64: u64, flags: u64, count: u64) -> Option<CollectorLayout> {
-    // The layout is for processes of the machine this is compiled for; that of
-    // the kernel half is of no matter, since it gets addresses.
-    let vm_objspace = if cfg!(target_arch = "aarch64") {
-        arm64
-    } else {
-        x86_64
-    };
-    Some(CollectorLayout {
-        vm_objspace,
-        flags,
-        count,
-    })
+/// A collector whose pointer is at these offsets in the VM.
+const fn collector(
+    x86_64: u64,
+    aarch64: Option<u64>,
+    objspace: Option<ObjspaceLayout>,
+) -> CollectorLayout {
+    CollectorLayout {
+        vm_objspace: PerMachine {
+            x86_64: Some(x86_64),
+            aarch64,
+        },
+        objspace,
+    }
+}
+
+const fn objspace(flags: u64, count: u64) -> Option<ObjspaceLayout> {
+    Some(ObjspaceLayout { flags, count })
 }
 
 /// Modes of the garbage collector.
@@ -447,45 +529,30 @@ const fn class_fields(extension: u16, attached_object: u16, classpath: u16) -> C
     ClassNames::Fields {
         attached_object: extension + attached_object,
         classpath: extension + classpath,
+        // The first of the bits between two counters and the path.
+        permanent: extension + classpath - 3,
+        permanent_bit: 1,
     }
 }
 
-/// Every known layout, oldest first.
-pub static LAYOUTS: [Layout; 8] = [
+/// Ruby 3.1, whose `rb_vm_t` grew by a word in 3.1.5.
+const fn ruby_3_1(from: u16, to: u16, vm_objspace: u64) -> Layout {
     Layout {
-        from: Version::new(2, 6, 0),
-        to: Version::new(2, 6, 10),
-        walk: walk(56, 56, 24, 32, 72),
-        names: NameLayout {
-            method_table: ClassField::Direct(32),
-            ..old_names(168, 264, 8, 164, 64)
-        },
-        collector: None,
-    },
-    Layout {
-        from: Version::new(2, 7, 0),
-        to: Version::new(2, 7, 8),
-        walk: walk(56, 56, 24, 32, 72),
-        names: old_names(168, 256, 8, 168, 64),
-        collector: collector(1152, 1152, 16, 424),
-    },
-    Layout {
-        from: Version::new(3, 0, 0),
-        to: Version::new(3, 0, 7),
-        walk: walk(56, 56, 32, 40, 80),
-        names: old_names(168, 264, 8, 168, 72),
-        collector: None,
-    },
-    Layout {
-        from: Version::new(3, 1, 0),
-        to: Version::new(3, 1, 7),
+        from: Version::new(3, 1, from),
+        to: Version::new(3, 1, to),
         walk: walk(64, 48, 32, 40, 80),
         names: old_names(168, 280, 12, 169, 80),
-        collector: collector(1104, 1128, 16, 440),
-    },
+        // Three mutexes of the C library lie before it, of 48 bytes each on
+        // arm64 rather than 40.
+        collector: collector(vm_objspace, Some(vm_objspace + 24), objspace(16, 440)),
+    }
+}
+
+/// Ruby 3.2, whose `rb_vm_t` grew twice.
+const fn ruby_3_2(from: u16, to: u16, vm_objspace: u64) -> Layout {
     Layout {
-        from: Version::new(3, 2, 0),
-        to: Version::new(3, 2, 11),
+        from: Version::new(3, 2, from),
+        to: Version::new(3, 2, to),
         walk: walk(64, 48, 32, 48, 0),
         names: names(
             160,
@@ -499,29 +566,69 @@ pub static LAYOUTS: [Layout; 8] = [
             24,
             112,
         ),
-        collector: None,
+        collector: collector(vm_objspace, Some(vm_objspace + 24), None),
+    }
+}
+
+/// Ruby 4.0, whose `rb_vm_t` grew by a word in 4.0.6.
+const fn ruby_4_0(from: u16, to: u16, vm_objspace: u64) -> Layout {
+    Layout {
+        from: Version::new(4, 0, from),
+        to: Version::new(4, 0, to),
+        walk: walk(56, 48, 32, 48, 0),
+        names: names(168, 304, 171, 1 << 13, class_fields(24, 112, 128), 48, 120),
+        collector: collector(vm_objspace, Some(vm_objspace + 24), None),
+    }
+}
+
+/// Every known layout, oldest first. `cargo xtask layouts` compares it with
+/// generated bindings of every release.
+pub static LAYOUTS: [Layout; 12] = [
+    Layout {
+        from: Version::new(2, 6, 0),
+        to: Version::new(2, 6, 10),
+        walk: walk(56, 56, 24, 32, 72),
+        names: NameLayout {
+            method_table: ClassField::Direct(32),
+            ..old_names(168, 264, 8, 164, 64)
+        },
+        collector: collector(1224, None, None),
     },
+    Layout {
+        from: Version::new(2, 7, 0),
+        to: Version::new(2, 7, 8),
+        walk: walk(56, 56, 24, 32, 72),
+        names: old_names(168, 256, 8, 168, 64),
+        collector: collector(1152, None, objspace(16, 424)),
+    },
+    Layout {
+        from: Version::new(3, 0, 0),
+        to: Version::new(3, 0, 7),
+        walk: walk(56, 56, 32, 40, 80),
+        names: old_names(168, 264, 8, 168, 72),
+        collector: collector(1088, None, None),
+    },
+    ruby_3_1(0, 4, 1104),
+    ruby_3_1(5, 7, 1112),
+    ruby_3_2(0, 2, 1128),
+    ruby_3_2(3, 3, 1136),
+    ruby_3_2(4, 11, 1144),
     Layout {
         from: Version::new(3, 3, 0),
         to: Version::new(3, 3, 13),
         walk: walk(56, 48, 32, 48, 0),
         names: names(160, 288, 169, 1 << 12, class_fields(32, 96, 120), 24, 112),
-        collector: collector(1304, 1320, 16, 1392),
+        collector: collector(1304, Some(1320), objspace(16, 1392)),
     },
     Layout {
         from: Version::new(3, 4, 0),
         to: Version::new(3, 4, 12),
         walk: walk(56, 48, 32, 48, 0),
         names: names(160, 296, 170, 1 << 13, class_fields(32, 96, 120), 24, 112),
-        collector: collector(1296, 1320, 20, 1008),
+        collector: collector(1296, Some(1320), objspace(20, 1008)),
     },
-    Layout {
-        from: Version::new(4, 0, 0),
-        to: Version::new(4, 0, 9),
-        walk: walk(56, 48, 32, 48, 0),
-        names: names(168, 304, 171, 1 << 13, class_fields(24, 112, 128), 48, 120),
-        collector: None,
-    },
+    ruby_4_0(0, 5, 1248),
+    ruby_4_0(6, 9, 1256),
 ];
 
 /// What the table has for a version.

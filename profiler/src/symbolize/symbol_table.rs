@@ -86,15 +86,15 @@ pub(super) fn read_name<M: TargetMemory>(
 
 #[cfg(test)]
 mod tests {
-    use rbprof_common::layout::LAYOUTS;
     use rbprof_common::layout::object_type;
 
     use super::super::test_memory::FakeMemory;
+    use super::super::test_memory::of_release;
     use super::*;
 
     #[test]
     fn operators_and_other_ids_are_found_by_their_serial_number() {
-        let layout = &LAYOUTS[4].names;
+        let layout = &of_release(3, 2).names;
         let mut memory = FakeMemory::default();
         memory.map(0x1000, 0x20);
         memory.map(0x2000, 0x40);

@@ -12,6 +12,7 @@ use rbprof_common::layout::object_type;
 use rbprof_common::wire::frame_attr;
 
 use super::test_memory::FakeMemory;
+use super::test_memory::of_release;
 use super::*;
 
 const ISEQ: u64 = 0x10_0000;
@@ -29,7 +30,7 @@ struct Program {
 
 impl Program {
     fn new() -> Self {
-        let layout = &LAYOUTS[6];
+        let layout = of_release(3, 4);
         assert_eq!(layout.names.embedding, Embedding::Variable);
         let mut program = Self {
             layout,
