@@ -52,6 +52,9 @@ impl Classes {
         layout: &NameLayout,
         method: &Method,
     ) -> Result<Option<Owner>, Unreadable> {
+        if layout.class_names == ClassNames::Unknown {
+            return Ok(None);
+        }
         let mut class = method.owner;
         let mut flags = reader.masked(class, object_type::MASK | layout.singleton_flag)?;
         if flags & object_type::MASK == object_type::ICLASS {

@@ -37,7 +37,7 @@ pub(super) fn line<M: TargetMemory>(
     address: u64,
     pc: u64,
 ) -> Result<u32, Unreadable> {
-    let (body, _, code) = iseq::code(reader, address)?;
+    let (body, _, code) = iseq::code(reader, layout, address)?;
     if !code.contains(pc) {
         return Ok(0);
     }
@@ -118,7 +118,7 @@ mod tests {
         memory.map(TABLE, 0x2000);
         memory.map(ENTRIES, 0x20000);
         memory.put(ISEQ, object_type::IMEMO | imemo::ISEQ << 12);
-        memory.put(ISEQ + fixed::ISEQ_BODY, BODY);
+        memory.put(ISEQ + u64::from(layout.iseq_body), BODY);
         memory.put(BODY, 1 | words << 32);
         memory.put(BODY + fixed::BODY_ENCODED, CODE);
         memory.put(BODY + u64::from(layout.insns_info), ENTRIES);

@@ -115,7 +115,7 @@ macro_rules! release {
             agree!(ROW.walk.thread_vm, offset_of!(bindings::rb_thread_struct, vm));
             agree!(ROW.walk.thread_ec, offset_of!(bindings::rb_thread_struct, ec));
 
-            agree!(fixed::ISEQ_BODY, offset_of!(bindings::rb_iseq_struct, body));
+            agree!(ROW.names.iseq_body, offset_of!(bindings::rb_iseq_struct, body));
             agree!(fixed::BODY_TYPE, offset_of!(bindings::rb_iseq_constant_body, type_));
             agree!(fixed::BODY_SIZE, offset_of!(bindings::rb_iseq_constant_body, iseq_size));
             agree!(fixed::BODY_ENCODED, offset_of!(bindings::rb_iseq_constant_body, iseq_encoded));
@@ -124,12 +124,12 @@ macro_rules! release {
                 offset_of!(bindings::rb_iseq_constant_body, location.pathobj)
             );
             agree!(
-                fixed::BODY_BASE_LABEL,
+                ROW.names.base_label.unwrap(),
                 offset_of!(bindings::rb_iseq_constant_body, location.base_label)
             );
-            agree!(fixed::BODY_LABEL, offset_of!(bindings::rb_iseq_constant_body, location.label));
+            agree!(ROW.names.label, offset_of!(bindings::rb_iseq_constant_body, location.label));
             agree!(
-                fixed::BODY_FIRST_LINE,
+                ROW.names.first_lineno,
                 offset_of!(bindings::rb_iseq_constant_body, location.first_lineno)
             );
             agree!(
@@ -186,6 +186,16 @@ macro_rules! thread_ids {
         $(agree!(
             $module::ROW.walk.thread_id,
             offset_of!(ruby::$module::rb_thread_struct, thread_id)
+        );)*
+    };
+}
+
+/// Frames that machine code runs.
+macro_rules! jit_returns {
+    ($($module:ident)*) => {
+        $(agree!(
+            $module::ROW.walk.jit_return,
+            offset_of!(ruby::$module::rb_control_frame_struct, jit_return)
         );)*
     };
 }
@@ -331,6 +341,14 @@ thread_ids! {
     ruby_2_7_0 ruby_2_7_1 ruby_2_7_2 ruby_2_7_3 ruby_2_7_4 ruby_2_7_5 ruby_2_7_6 ruby_2_7_7 ruby_2_7_8
     ruby_3_0_0 ruby_3_0_1 ruby_3_0_2 ruby_3_0_3 ruby_3_0_4 ruby_3_0_5 ruby_3_0_6 ruby_3_0_7
     ruby_3_1_0 ruby_3_1_1 ruby_3_1_2 ruby_3_1_3 ruby_3_1_4 ruby_3_1_5 ruby_3_1_6 ruby_3_1_7
+}
+
+jit_returns! {
+    ruby_3_1_0 ruby_3_1_1 ruby_3_1_2 ruby_3_1_3 ruby_3_1_4 ruby_3_1_5 ruby_3_1_6 ruby_3_1_7
+    ruby_3_2_0 ruby_3_2_1 ruby_3_2_2 ruby_3_2_3 ruby_3_2_4 ruby_3_2_5 ruby_3_2_6 ruby_3_2_7 ruby_3_2_8 ruby_3_2_9 ruby_3_2_10 ruby_3_2_11
+    ruby_3_3_0 ruby_3_3_1 ruby_3_3_2 ruby_3_3_3 ruby_3_3_4 ruby_3_3_5 ruby_3_3_6 ruby_3_3_7 ruby_3_3_8 ruby_3_3_9 ruby_3_3_10 ruby_3_3_11 ruby_3_3_12 ruby_3_3_13
+    ruby_3_4_0 ruby_3_4_1 ruby_3_4_2 ruby_3_4_3 ruby_3_4_4 ruby_3_4_5 ruby_3_4_6 ruby_3_4_7 ruby_3_4_8 ruby_3_4_9 ruby_3_4_10 ruby_3_4_11 ruby_3_4_12
+    ruby_4_0_0 ruby_4_0_1 ruby_4_0_2 ruby_4_0_3 ruby_4_0_4 ruby_4_0_5 ruby_4_0_6 ruby_4_0_7 ruby_4_0_8 ruby_4_0_9
 }
 
 old_classes! {
