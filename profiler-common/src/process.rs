@@ -134,6 +134,8 @@ impl ProcessEntry {
             thread_vm: 0,
             thread_ec: 0,
             thread_id: 0,
+            jit_return: 0,
+            zjit: 0,
             reserved: 0,
         },
     };

@@ -5,6 +5,7 @@ pub mod cache;
 pub mod cmd;
 pub mod demo;
 pub mod fuzz;
+pub mod layouts;
 pub mod machine;
 pub mod rubies;
 pub mod setup;

@@ -7,6 +7,7 @@ use clap::Subcommand;
 
 use xtask::demo;
 use xtask::fuzz;
+use xtask::layouts;
 use xtask::rubies;
 use xtask::setup;
 use xtask::test;
@@ -35,6 +36,9 @@ enum Task {
         /// Which ones [default: those that the tests need].
         names: Vec<String>,
     },
+    /// Compare the table of layouts with generated bindings of every Ruby
+    /// release.
+    Layouts,
     /// Run everything that continuous integration runs.
     Test {
         /// Run only the tests whose name contains this, and no lints.
@@ -57,6 +61,7 @@ fn main() -> ExitCode {
         Task::Setup => setup::run(),
         Task::Rubies { list: true, names } => rubies::list(&names),
         Task::Rubies { list: false, names } => rubies::provide(&names),
+        Task::Layouts => layouts::check(),
         Task::Test { filter } => test::run(filter.as_deref()),
         Task::Fuzz { seconds, names } => fuzz::run(seconds, &names),
         Task::Demo => demo::run(),

@@ -15,6 +15,7 @@
 
 use crate::Fault;
 use crate::Memory;
+use crate::layout::WalkLayout;
 use crate::layout::fixed;
 use crate::layout::frame_flags;
 use crate::layout::imemo;
@@ -66,6 +67,9 @@ pub struct RubyWalk {
     /// Lowest address of the VM stack.
     stack: u64,
     cfp_size: u64,
+    /// Word index of `jit_return` in a control frame, if ZJIT keeps `pc` and
+    /// `iseq` behind it; otherwise 0.
+    zjit: u64,
     /// Address and length in bytes of what [`Scratch::frames`] holds.
     frames_at: u64,
     frames_len: u64,
@@ -91,14 +95,19 @@ impl RubyWalk {
     /// A walk from the newest control frame of `context`.
     #[inline(always)]
     #[must_use]
-    pub fn start(context: &Context, cfp_size: u32) -> Self {
-        let cfp_size = u64::from(cfp_size);
+    pub fn start(context: &Context, layout: &WalkLayout) -> Self {
+        let cfp_size = u64::from(layout.cfp_size);
         Self {
             cfp: context.cfp,
             limit: context.stack_end - cfp_size,
             stack_end: context.stack_end,
             stack: context.stack,
             cfp_size,
+            zjit: if layout.zjit == 0 {
+                0
+            } else {
+                u64::from(layout.jit_return >> 3)
+            },
             ..Self::default()
         }
     }
@@ -211,6 +220,20 @@ impl RubyWalk {
         let pc = scratch.frames[(at + fixed::CFP_PC) & INDEX];
         let iseq = scratch.frames[(at + fixed::CFP_ISEQ) & INDEX];
         let ep = scratch.frames[(at + fixed::CFP_EP) & INDEX];
+        let (pc, iseq, readable) = if self.zjit == 0 {
+            (pc, iseq, true)
+        } else {
+            let jit_return = scratch.frames[(at + self.zjit as usize) & INDEX];
+            match jit_return {
+                0 => (pc, iseq, true),
+                fixed::JIT_RETURN_C_FRAME => (0, 0, true),
+                _ => match self.jit_frame(jit_return, memory) {
+                    Ok((pc, iseq)) => (pc, iseq, true),
+                    // What the control frame has may be of another method.
+                    Err(Fault) => (0, 0, false),
+                },
+            }
+        };
         self.cfp += self.cfp_size;
 
         let flags = match self.env_words(ep, memory, scratch) {
@@ -226,7 +249,11 @@ impl RubyWalk {
             | frame_flags::CLASS
             | frame_flags::TOP
             | frame_flags::EVAL
-            | frame_flags::RESCUE => frame_kind::RUBY,
+            | frame_flags::RESCUE
+                if readable =>
+            {
+                frame_kind::RUBY
+            }
             _ => {
                 self.flags |= sample_flags::UNKNOWN_FRAME;
                 frame_kind::UNKNOWN
@@ -246,6 +273,21 @@ impl RubyWalk {
         // "no search under way", or its frame would vanish.
         self.env = if ep == 0 { 1 } else { ep };
         Ok(true)
+    }
+
+    /// The `pc` and `iseq` of a frame of ZJIT's. `jit_return` points to a place
+    /// on the native stack; the word before it, to what the compiler left for
+    /// this call: `{ pc, iseq, ... }`.
+    ///
+    /// As `CFP_ZJIT_FRAME` of Ruby 4.1's `zjit.h`; not proven on a live process.
+    /// Newer revisions inline methods without a control frame: of these, only
+    /// the innermost is shown, in the place of the one it was inlined into.
+    #[inline(always)]
+    fn jit_frame<M: Memory>(&mut self, jit_return: u64, memory: &M) -> Result<(u64, u64), Fault> {
+        self.reads += 2;
+        let frame = memory.word(jit_return.wrapping_sub(fixed::JIT_RETURN_FRAME))?;
+        let [pc, iseq, _] = memory.words3(frame)?;
+        Ok((pc, iseq))
     }
 
     /// Looks at one environment. `Ok(Some(entry))` ends the search, with `0`

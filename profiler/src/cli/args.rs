@@ -43,6 +43,17 @@ pub enum Command {
         rbprof inspect /usr/lib/x86_64-linux-gnu/libruby-3.3.so.3.3 --json\n  \
         rbprof inspect --check libruby.so.3.4")]
     Inspect(Inspect),
+
+    /// Write the layout of a Ruby's structures into a file.
+    ///
+    /// rbprof knows the layout of every release. For a Ruby in development, or
+    /// one with patches that move fields, this makes one of the debug
+    /// information (DWARF) of that Ruby, for `rbprof record --layout FILE`. With
+    /// --version alone, it writes a layout that rbprof has, as a template.
+    #[command(after_help = "Examples:\n  \
+        rbprof layout --from /opt/ruby-dev/lib/libruby.so.4.1.0 -o ruby-dev.toml\n  \
+        rbprof layout --version 3.4")]
+    Layout(Layout),
 }
 
 /// Arguments of `rbprof inspect`.
@@ -67,6 +78,24 @@ pub struct Inspect {
     /// Print JSON.
     #[arg(long, conflicts_with = "check")]
     pub json: bool,
+}
+
+/// Arguments of `rbprof layout`.
+#[derive(Debug, Args)]
+pub struct Layout {
+    /// File with the debug information: libruby.so of a shared build, ruby of a
+    /// static one, or the .debug file that was split off it.
+    #[arg(long, value_name = "FILE", required_unless_present = "release")]
+    pub from: Option<PathBuf>,
+
+    /// Release or series, such as 3.4.5 or 3.4. Needed with --from if the file
+    /// does not say which release it is.
+    #[arg(id = "release", long = "version", value_name = "VERSION")]
+    pub version: Option<String>,
+
+    /// File to write; by default standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 /// Arguments of `rbprof record`.
@@ -100,6 +129,11 @@ pub struct Record {
     /// Format of all outputs, whatever their endings.
     #[arg(long, value_enum)]
     pub format: Option<FormatArgument>,
+
+    /// File with the layout of Ruby's structures, for a Ruby that rbprof does
+    /// not know; see `rbprof layout`. Used for every Ruby of the recording.
+    #[arg(long, value_name = "FILE")]
+    pub layout: Option<PathBuf>,
 
     /// Print nothing but errors.
     #[arg(short, long)]
@@ -161,8 +195,27 @@ mod tests {
         let all = ["rbprof", "record"].iter().chain(arguments);
         Arguments::try_parse_from(all).map(|parsed| match parsed.command {
             Command::Record(record) => record,
-            Command::Inspect(_) => panic!(),
+            _ => panic!("another command"),
         })
+    }
+
+    #[test]
+    fn a_layout_is_from_a_file_or_of_a_version() {
+        let layout = |arguments: &[&str]| {
+            let all = ["rbprof", "layout"].iter().chain(arguments);
+            Arguments::try_parse_from(all).map(|parsed| match parsed.command {
+                Command::Layout(layout) => layout,
+                _ => panic!("another command"),
+            })
+        };
+        assert!(layout(&[]).is_err());
+        assert_eq!(
+            layout(&["--version", "3.4"]).unwrap().version.as_deref(),
+            Some("3.4")
+        );
+        let both = layout(&["--from", "x.debug", "--version", "3.4.5"]).unwrap();
+        assert_eq!(both.from, Some(PathBuf::from("x.debug")));
+        assert_eq!(both.version.as_deref(), Some("3.4.5"));
     }
 
     #[test]

@@ -6,10 +6,12 @@
 //! | [`plan`] | the same, checked, as what is to be done |
 //! | `record` | does it |
 //! | `inspect` | tells what is known of a Ruby |
+//! | `layout` | `rbprof layout` |
 //! | `progress` | the live line on a terminal |
 
 pub mod args;
 mod inspect;
+mod layout;
 pub mod plan;
 mod progress;
 mod record;
@@ -29,6 +31,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Record(record) => record::run(plan::Plan::new(record)?),
+        Command::Layout(arguments) => layout::run(&arguments),
     }
 }
 

@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use rbprof_common::Memory;
 use rbprof_common::layout::Layout;
-use rbprof_common::layout::fixed;
 use rbprof_common::roots::read_context;
 use rbprof_common::walk::FrameSink;
 use rbprof_common::walk::Scratch;
@@ -87,7 +86,7 @@ pub fn look<M: Memory>(
         // What is compiled does not depend on the stack being whole.
         walk_all(
             &context,
-            layout.walk.cfp_size,
+            &layout.walk,
             memory,
             &mut Scratch::new(),
             &mut sequences,
@@ -96,7 +95,9 @@ pub fn look<M: Memory>(
     sequences.0.sort_unstable();
     sequences.0.dedup();
     let entry_of = |iseq: u64| {
-        let body = memory.word(iseq.wrapping_add(fixed::ISEQ_BODY)).ok()?;
+        let body = memory
+            .word(iseq.wrapping_add(layout.names.iseq_body.into()))
+            .ok()?;
         memory
             .word(body.wrapping_add(layout.names.jit_entry.into()))
             .ok()

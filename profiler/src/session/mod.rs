@@ -24,6 +24,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 use std::time::SystemTime;
 
+use rbprof_common::layout::Layout;
 use rbprof_common::process::ProcessEntry;
 use rbprof_common::wire::Sample;
 
@@ -136,6 +137,21 @@ impl Session {
     /// What processes are attached to with.
     pub const fn attacher(&mut self) -> &mut Attacher {
         &mut self.attacher
+    }
+
+    /// Reads every Ruby by this layout instead of the table's; the profile says
+    /// so, with `from` as where it is from.
+    pub fn use_layout(&mut self, layout: &'static Layout, from: &str) {
+        self.attacher.layout = Some(layout);
+        self.warn(&format!(
+            "layout from {from}, made for Ruby {}{}",
+            layout.from,
+            if layout.from == layout.to {
+                String::new()
+            } else {
+                format!(" to {}", layout.to)
+            }
+        ));
     }
 
     /// Has every sample with Ruby frames shown to `observer`.

@@ -8,9 +8,10 @@ use std::time::Duration;
 use object::read::ReadRef;
 
 use rbprof_common::Fault;
-use rbprof_common::layout::CollectorLayout;
+use rbprof_common::layout::CollectorOffsets;
 use rbprof_common::layout::Layout;
 use rbprof_common::layout::Lookup;
+use rbprof_common::layout::Machine;
 use rbprof_common::layout::Version;
 use rbprof_common::layout::lookup;
 use rbprof_common::process::Collector;
@@ -648,11 +649,11 @@ impl Attach<'_> {
     /// Where this Ruby's garbage collector counts its runs, if the layout knows
     /// and what is there can be a count.
     fn collector(&self, layout: &Layout, vm: u64) -> Collector {
-        let Some(CollectorLayout {
+        let Some(CollectorOffsets {
             vm_objspace,
             flags,
             count,
-        }) = layout.collector
+        }) = layout.collector_on(Machine::HOST)
         else {
             return Collector::default();
         };
