@@ -201,8 +201,19 @@ pub struct WalkLayout {
     /// `rb_thread_t.thread_id`, the native handle (`pthread_t`); used only
     /// where one global holds the execution context (up to 2.7).
     pub thread_id: u32,
-    /// Keeps the size a multiple of eight.
-    pub reserved: u32,
+    /// `rb_control_frame_t.jit_return`: not 0 in a frame that machine code
+    /// runs. 0 where there is no such field (up to 3.0).
+    pub jit_return: u32,
+}
+
+impl WalkLayout {
+    /// The same with `rb_control_frame_t.jit_return` at `offset`.
+    const fn with_jit_return(self, offset: u32) -> Self {
+        Self {
+            jit_return: offset,
+            ..self
+        }
+    }
 }
 
 /// How strings and arrays that need no memory of their own are kept.
@@ -370,7 +381,7 @@ const fn walk(
         thread_vm,
         thread_ec,
         thread_id,
-        reserved: 0,
+        jit_return: 0,
     }
 }
 
@@ -479,14 +490,14 @@ pub static LAYOUTS: [Layout; 8] = [
     Layout {
         from: Version::new(3, 1, 0),
         to: Version::new(3, 1, 7),
-        walk: walk(64, 48, 32, 40, 80),
+        walk: walk(64, 48, 32, 40, 80).with_jit_return(56),
         names: old_names(168, 280, 12, 169, 80),
         collector: collector(1104, 1128, 16, 440),
     },
     Layout {
         from: Version::new(3, 2, 0),
         to: Version::new(3, 2, 11),
-        walk: walk(64, 48, 32, 48, 0),
+        walk: walk(64, 48, 32, 48, 0).with_jit_return(56),
         names: names(
             160,
             288,
@@ -504,21 +515,21 @@ pub static LAYOUTS: [Layout; 8] = [
     Layout {
         from: Version::new(3, 3, 0),
         to: Version::new(3, 3, 13),
-        walk: walk(56, 48, 32, 48, 0),
+        walk: walk(56, 48, 32, 48, 0).with_jit_return(48),
         names: names(160, 288, 169, 1 << 12, class_fields(32, 96, 120), 24, 112),
         collector: collector(1304, 1320, 16, 1392),
     },
     Layout {
         from: Version::new(3, 4, 0),
         to: Version::new(3, 4, 12),
-        walk: walk(56, 48, 32, 48, 0),
+        walk: walk(56, 48, 32, 48, 0).with_jit_return(48),
         names: names(160, 296, 170, 1 << 13, class_fields(32, 96, 120), 24, 112),
         collector: collector(1296, 1320, 20, 1008),
     },
     Layout {
         from: Version::new(4, 0, 0),
         to: Version::new(4, 0, 9),
-        walk: walk(56, 48, 32, 48, 0),
+        walk: walk(56, 48, 32, 48, 0).with_jit_return(48),
         names: names(168, 304, 171, 1 << 13, class_fields(24, 112, 128), 48, 120),
         collector: None,
     },

@@ -134,7 +134,7 @@ impl ProcessEntry {
             thread_vm: 0,
             thread_ec: 0,
             thread_id: 0,
-            reserved: 0,
+            jit_return: 0,
         },
     };
 }

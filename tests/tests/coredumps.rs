@@ -61,7 +61,7 @@ impl Dump {
         let mut frames = Frames::default();
         let flags = walk_all(
             &self.roots.main,
-            self.layout.walk.cfp_size,
+            &self.layout.walk,
             &self.memory,
             &mut Scratch::new(),
             &mut frames,

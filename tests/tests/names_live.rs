@@ -80,7 +80,7 @@ impl Target {
         let main: Context = main;
         let flags = walk_all(
             &main,
-            self.layout.walk.cfp_size,
+            &self.layout.walk,
             &self.program,
             &mut Scratch::new(),
             &mut frames,

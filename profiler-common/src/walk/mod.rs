@@ -14,6 +14,7 @@
 pub mod ruby;
 
 use crate::Memory;
+use crate::layout::WalkLayout;
 use crate::memory::WINDOW_WORDS;
 use crate::memory::Window;
 use crate::roots::Context;
@@ -65,12 +66,12 @@ impl Default for Scratch {
 /// [`sample_flags`]: crate::wire::sample_flags
 pub fn walk_all<M: Memory, S: FrameSink>(
     context: &Context,
-    cfp_size: u32,
+    layout: &WalkLayout,
     memory: &M,
     scratch: &mut Scratch,
     sink: &mut S,
 ) -> u32 {
-    let mut walk = ruby::RubyWalk::start(context, cfp_size);
+    let mut walk = ruby::RubyWalk::start(context, layout);
     for _ in 0..ruby::MAX_STEPS {
         if walk.step(memory, scratch, sink) == ruby::Step::Done {
             return walk.flags;

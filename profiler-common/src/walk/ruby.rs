@@ -15,6 +15,7 @@
 
 use crate::Fault;
 use crate::Memory;
+use crate::layout::WalkLayout;
 use crate::layout::fixed;
 use crate::layout::frame_flags;
 use crate::layout::imemo;
@@ -66,6 +67,9 @@ pub struct RubyWalk {
     /// Lowest address of the VM stack.
     stack: u64,
     cfp_size: u64,
+    /// `jit_return` in a control frame, as a word index, until the newest frame
+    /// is taken; then, and where there is no such field, `0`.
+    jit_return: u64,
     /// Address and length in bytes of what [`Scratch::frames`] holds.
     frames_at: u64,
     frames_len: u64,
@@ -91,9 +95,10 @@ impl RubyWalk {
     /// A walk from the newest control frame of `context`.
     #[inline(always)]
     #[must_use]
-    pub fn start(context: &Context, cfp_size: u32) -> Self {
-        let cfp_size = u64::from(cfp_size);
+    pub fn start(context: &Context, layout: &WalkLayout) -> Self {
+        let cfp_size = u64::from(layout.cfp_size);
         Self {
+            jit_return: u64::from(layout.jit_return >> 3),
             cfp: context.cfp,
             limit: context.stack_end - cfp_size,
             stack_end: context.stack_end,
@@ -211,6 +216,12 @@ impl RubyWalk {
         let pc = scratch.frames[(at + fixed::CFP_PC) & INDEX];
         let iseq = scratch.frames[(at + fixed::CFP_ISEQ) & INDEX];
         let ep = scratch.frames[(at + fixed::CFP_EP) & INDEX];
+        // Machine code writes its place down before it calls something, and so
+        // only in the newest frame `pc` may be an older one, or one of an older
+        // frame. Source: `rb_profile_frames`, which gives no line there.
+        let in_machine_code =
+            self.jit_return != 0 && scratch.frames[(at + self.jit_return as usize) & INDEX] != 0;
+        self.jit_return = 0;
         self.cfp += self.cfp_size;
 
         let flags = match self.env_words(ep, memory, scratch) {
@@ -239,8 +250,13 @@ impl RubyWalk {
         if flags & frame_flags::BMETHOD != 0 {
             self.tag |= frame_attr::BMETHOD;
         }
+        if kind == frame_kind::RUBY && in_machine_code {
+            self.tag |= frame_attr::NO_PC;
+            self.pc = 0;
+        } else {
+            self.pc = pc;
+        }
         self.iseq = iseq;
-        self.pc = pc;
         self.hops = 0;
         // An environment pointer is never 0; a hostile one must not look like
         // "no search under way", or its frame would vanish.

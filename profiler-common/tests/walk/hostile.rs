@@ -3,6 +3,7 @@
 use crate::support::Frames;
 use crate::support::Words;
 use rbprof_common::layout::LAYOUTS;
+use rbprof_common::layout::WalkLayout;
 use rbprof_common::layout::frame_flags;
 use rbprof_common::process::DtvLayout;
 use rbprof_common::process::ProcessEntry;
@@ -28,12 +29,12 @@ fn hash(seed: u64, addr: u64) -> u64 {
 /// Walks and returns how many steps and frames it took.
 fn walk(
     context: &Context,
-    cfp_size: u32,
+    layout: &WalkLayout,
     memory: &Words<impl Fn(u64) -> Option<u64>>,
 ) -> (u32, usize) {
     let mut scratch = Scratch::new();
     let mut frames = Frames::default();
-    let mut walk = RubyWalk::start(context, cfp_size);
+    let mut walk = RubyWalk::start(context, layout);
     let mut steps = 0;
     while steps < MAX_STEPS {
         steps += 1;
@@ -69,9 +70,9 @@ fn random_memory() {
     for seed in 0..1_000_u64 {
         let words = 16 + hash(seed, 1) % 4096;
         let stack = hash(seed, 2) & 0x7fff_ffff_fff8;
-        let cfp_size = if seed % 2 == 0 { 56 } else { 64 };
+        let layout = &LAYOUTS[seed as usize % LAYOUTS.len()].walk;
         let stack_end = stack + 8 * words;
-        let room = u64::from(cfp_size);
+        let room = u64::from(layout.cfp_size);
         let cfp = stack + (hash(seed, 3) % (8 * words - room)) / 8 * 8;
         let context = Context {
             ec: 0,
@@ -95,7 +96,7 @@ fn random_memory() {
                 _ => Some(number),
             }
         });
-        walk(&context, cfp_size, &memory);
+        walk(&context, layout, &memory);
     }
 }
 
@@ -130,7 +131,7 @@ fn environments_in_a_circle() {
             stack_end,
             cfp: stack_end - 56 * 4096,
         };
-        let (steps, frames) = walk(&context, 56, &memory);
+        let (steps, frames) = walk(&context, &LAYOUTS[0].walk, &memory);
         assert!(frames > 0, "{name}: {steps} steps");
     }
 }
@@ -146,7 +147,7 @@ fn the_ends_of_the_address_space() {
             stack_end,
             cfp: stack,
         };
-        walk(&context, 56, &memory);
+        walk(&context, &LAYOUTS[0].walk, &memory);
     }
     for value in [0, 1, 7, 8, 16, 24, u64::MAX, u64::MAX - 7, 1 << 63] {
         let memory = Words::new(|_| Some(value));
@@ -156,7 +157,7 @@ fn the_ends_of_the_address_space() {
             stack_end: 0x9000,
             cfp: 0x1000,
         };
-        walk(&context, 56, &memory);
+        walk(&context, &LAYOUTS[0].walk, &memory);
         for layout in &LAYOUTS {
             for kind in [root::TLS_STATIC, root::TLS_DTV, root::GLOBAL, 9] {
                 let entry = ProcessEntry {

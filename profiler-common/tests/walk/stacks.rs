@@ -85,22 +85,28 @@ impl Vm {
             self.memory.put(self.cfp + 8 * word, 0xdead_0000 + word);
         }
         self.memory.put(self.cfp, pc);
+        self.memory.put(self.jit_return(), 0);
         self.memory.put(self.cfp + 16, iseq);
         self.memory.put(self.cfp + 32, ep);
         self.memory.put(EC + 16, self.cfp);
     }
 
+    /// Where the newest frame has its last word, `jit_return`.
+    fn jit_return(&self) -> u64 {
+        self.cfp + self.cfp_size - 8
+    }
+
     fn walk(&self, cfp_size: u32) -> (u32, Vec<Frame>) {
         let layout = LAYOUTS
             .iter()
-            .find(|l| l.walk.cfp_size == cfp_size)
+            .rfind(|l| l.walk.cfp_size == cfp_size)
             .unwrap();
         let memory = self.memory.memory();
         let context = roots::read_context(EC, &layout.walk, &memory).unwrap();
         let mut frames = Frames::default();
         let flags = walk_all(
             &context,
-            cfp_size,
+            &layout.walk,
             &memory,
             &mut Scratch::new(),
             &mut frames,
@@ -173,6 +179,36 @@ fn every_kind_of_frame_comes_out_leaf_first() {
 }
 
 #[test]
+fn only_of_the_newest_frame_machine_code_hides_the_pc() {
+    for cfp_size in [56, 64] {
+        let mut vm = Vm::new(cfp_size);
+        let entry = vm.object(imemo::MENT, 0);
+        for iseq in [0x100, 0x200, 0x300] {
+            vm.push(iseq, iseq + 8, METHOD, entry, 0);
+            vm.memory.put(vm.jit_return(), 0x7fff_0000);
+        }
+        let ruby = frame_kind::RUBY;
+        let callers = [
+            Frame::new(ruby, 0x200, 0x208, entry),
+            Frame::new(ruby, 0x100, 0x108, entry),
+        ];
+        let newest = Frame::new(ruby | frame_attr::NO_PC, 0x300, 0, entry);
+        assert_eq!(vm.walk(cfp_size), (0, [&[newest], &callers[..]].concat()));
+
+        vm.memory.put(vm.jit_return(), 0);
+        let newest = Frame::new(ruby, 0x300, 0x308, entry);
+        assert_eq!(vm.walk(cfp_size), (0, [&[newest], &callers[..]].concat()));
+
+        // A C method's caller had to say where it is.
+        vm.push(0, 0, frame_flags::CFUNC | LOCAL, entry, 0);
+        vm.memory.put(vm.jit_return(), 0x7fff_0000);
+        let (_, frames) = vm.walk(cfp_size);
+        assert_eq!(frames[0], Frame::new(frame_kind::CFUNC, 0, 0, entry));
+        assert_eq!(frames[1], newest);
+    }
+}
+
+#[test]
 fn blocks_nest_as_deep_as_they_like() {
     let mut vm = Vm::new(56);
     let entry = vm.object(imemo::MENT, 0);
@@ -222,7 +258,13 @@ fn a_deep_stack_is_complete_and_read_in_few_pieces() {
     let memory = vm.memory.memory();
     let context = roots::read_context(EC, &LAYOUTS[0].walk, &memory).unwrap();
     let mut frames = Frames::default();
-    let flags = walk_all(&context, 56, &memory, &mut Scratch::new(), &mut frames);
+    let flags = walk_all(
+        &context,
+        &LAYOUTS[0].walk,
+        &memory,
+        &mut Scratch::new(),
+        &mut frames,
+    );
     assert_eq!(flags, 0);
     assert_eq!(frames.0.len(), 9_000);
     assert_eq!(frames.0[0].pc, 0x208 + 8_999);

@@ -206,7 +206,7 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
     match context {
         Ok(context) => {
             state.sample.epoch = entry.collector.epoch(&UserMemory);
-            state.walk = RubyWalk::start(&context, entry.layout.cfp_size);
+            state.walk = RubyWalk::start(&context, &entry.layout);
             true
         }
         Err(reason) => {
