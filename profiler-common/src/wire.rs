@@ -57,6 +57,9 @@ pub mod frame_attr {
     pub const BMETHOD: u64 = 0x20;
     /// The search for the method entry was given up; `method_entry` is 0.
     pub const SEARCH_CUT: u64 = 0x40;
+    /// Machine code runs the frame, and may not have said where it is: `pc` is
+    /// not known, and 0.
+    pub const NO_PC: u64 = 0x80;
 }
 
 const TAG_SHIFT: u32 = 56;
@@ -68,7 +71,8 @@ const ADDRESS_MASK: u64 = (1 << TAG_SHIFT) - 1;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct Frame {
     head: u64,
-    /// Address of the *next* instruction to execute; `0` for a C method.
+    /// Address of the *next* instruction to execute; `0` for a C method, or
+    /// where it is not known ([`frame_attr::NO_PC`]).
     pub pc: u64,
     /// The method entry (an internal object), or `0`.
     pub method_entry: u64,

@@ -70,10 +70,25 @@ pub fn parse(lines: &[String]) -> Result<Vec<Point>> {
                 // Only Ruby before 3.4 says so.
                 inside_clause = label.starts_with("rescue in ") || label.starts_with("ensure in ");
             }
+            // See [`compiled`].
+            ["compiled", _] => {}
             _ => bail!("not a line of points.rb: {line:?}"),
         }
     }
     Ok(points)
+}
+
+/// How many code units YJIT had compiled when the program had gone through its
+/// points; 0 if YJIT was off.
+///
+/// # Errors
+/// If the program did not say.
+pub fn compiled(lines: &[String]) -> Result<u64> {
+    let count = lines
+        .iter()
+        .find_map(|line| line.strip_prefix("compiled\t"))
+        .context("the program does not say how much YJIT has compiled")?;
+    Ok(count.parse()?)
 }
 
 /// The labels of points as text: the name of each point, and its labels, leaf
@@ -153,6 +168,15 @@ mod tests {
         .unwrap();
         let lines: Vec<u32> = points[0].frames.iter().map(|frame| frame.line).collect();
         assert_eq!(lines, [3, 9]);
+    }
+
+    #[test]
+    fn what_was_compiled_is_no_point() {
+        let said = lines("point|p|1|2|3\nframe|a|a|f|1\ncompiled|45");
+        assert_eq!(compiled(&said).unwrap(), 45);
+        assert_eq!(parse(&said).unwrap().len(), 1);
+        assert!(compiled(&said[..2]).is_err());
+        assert!(compiled(&lines("compiled|many")).is_err());
     }
 
     #[test]

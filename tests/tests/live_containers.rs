@@ -21,6 +21,7 @@ use rbprof_tests::docker;
 use rbprof_tests::docker::Docker;
 use rbprof_tests::frames;
 use rbprof_tests::frames::FREQUENCY;
+use rbprof_tests::frames::Jit;
 use rbprof_tests::frames::LABELS;
 use rbprof_tests::frames::SPIN_MS;
 use rbprof_tests::points;
@@ -59,19 +60,20 @@ fn a_container_from_the_host(name: &str) -> Result<()> {
     shares_nothing_with_us(pid)?;
     // The program knows its threads by the container's numbers.
     let mut threads = HashMap::new();
-    let Some((mut points, recording)) = frames::record_as(target, pid, || {
+    let Some((said, recording)) = frames::record_as(target, pid, || {
         remember_threads(pid, &mut threads);
         Ok(())
     })?
     else {
         return Ok(());
     };
+    let mut points = points::parse(&said)?;
     for point in &mut points {
         let here = threads.get(&point.tid);
         point.tid = *here.with_context(|| format!("{}: which thread?", point.name))?;
     }
     points::relabel(&mut points, LABELS)?;
-    frames::compare(&points, &recording)
+    frames::compare(&points, &recording, Jit::Off)
 }
 
 /// The process has its own namespaces, and its Ruby is a file that has no path
@@ -383,7 +385,7 @@ fn under_decoys(capabilities: &str) -> Result<()> {
     let Some(decoy) = rig::ruby("debian-3.4.11")? else {
         return Ok(());
     };
-    let target = frames::start(&ruby, SPIN_MS)?;
+    let target = frames::start(&ruby, SPIN_MS, Jit::Off)?;
     let (root, libruby) = libruby_of(&ruby)?;
     let (decoy_root, decoy) = libruby_of(&decoy)?;
     let decoy = decoy_root.join(decoy);
@@ -452,7 +454,7 @@ fn with_its_libruby(what: &str, change: impl FnOnce(&Path) -> Result<()>) -> Res
         return Ok(());
     };
     let (_directory, ruby) = copy_of(&ruby)?;
-    let target = frames::start(&ruby, SPIN_MS)?;
+    let target = frames::start(&ruby, SPIN_MS, Jit::Off)?;
     let (root, libruby) = libruby_of(&ruby)?;
     change(&root.join(libruby))?;
     let pid = target.pid();

@@ -37,7 +37,7 @@ fn on_debian_3_1_2() -> Result<()> {
 #[test]
 fn on_3_3_8_with_exports() -> Result<()> {
     for depth in [20, 2_000, 8_000] {
-        arrives_whole("source-3.3.8-protected", depth, Looping::Probe)?;
+        arrives_whole("source-3.3.8-protected-stripped", depth, Looping::Probe)?;
     }
     Ok(())
 }

@@ -1,47 +1,63 @@
 //! Stacks of every shape, compared frame by frame with what the program itself
 //! knows: how many frames, their labels as Ruby 3.4 has them, files and lines.
+//!
+//! On every Ruby of the rig, and where it has YJIT, without and with it: the
+//! tests are made from the list of Rubies.
+
+use std::process::ExitCode;
 
 use anyhow::Result;
+use anyhow::ensure;
+use libtest_mimic::Arguments;
+use libtest_mimic::Trial;
 use rbprof_tests::frames;
+use rbprof_tests::frames::Jit;
 use rbprof_tests::frames::LABELS;
 use rbprof_tests::frames::SPIN_MS;
 use rbprof_tests::points;
 use rbprof_tests::rig;
 use rbprof_tests::target::Target;
+use xtask::rubies;
 
-#[test]
-fn on_debian_2_7_4() -> Result<()> {
-    frames_are_true("debian-2.7.4")
+/// Methods and blocks of `frames.rb` and `points.rb` that YJIT must have
+/// compiled at least: there are about 200.
+const COMPILED: u64 = 100;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = vec![
+        trial(
+            "the_labels_are_those_that_ruby_3_4_prints".to_owned(),
+            the_labels_are_those_that_ruby_3_4_prints,
+        ),
+        trial(
+            "frames_of_a_program_on_the_command_line".to_owned(),
+            of_a_program_on_the_command_line,
+        ),
+    ];
+    for ruby in rubies::needed() {
+        let name = ruby.name;
+        trials.push(trial(format!("frames_on_{name}"), move || {
+            frames_are_true(name, Jit::Off)
+        }));
+        if ruby.has_yjit() {
+            trials.push(trial(format!("frames_on_{name}_with_yjit"), move || {
+                frames_are_true(name, Jit::Yjit)
+            }));
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-#[test]
-fn on_debian_3_1_2() -> Result<()> {
-    frames_are_true("debian-3.1.2")
+fn trial(name: String, test: impl FnOnce() -> Result<()> + Send + 'static) -> Trial {
+    Trial::test(name, || test().map_err(|error| format!("{error:#}").into()))
 }
 
-#[test]
-fn on_3_3_8_with_exports() -> Result<()> {
-    frames_are_true("source-3.3.8-protected")
-}
-
-/// Stripped, and exports nothing that leads to its stacks.
-#[test]
-fn on_debian_3_3_8() -> Result<()> {
-    frames_are_true("debian-3.3.8")
-}
-
-/// Stripped, and exports nothing that leads to its stacks.
-#[test]
-fn on_debian_3_4_11() -> Result<()> {
-    frames_are_true("debian-3.4.11")
-}
-
-#[test]
 fn the_labels_are_those_that_ruby_3_4_prints() -> Result<()> {
     let Some(ruby) = rig::ruby("debian-3.4.11")? else {
         return Ok(());
     };
-    let mut target = frames::start(&ruby, "1")?;
+    let mut target = frames::start(&ruby, "1", Jit::Off)?;
     target.go_on()?;
     let points = points::parse(&target.wait_for("finished")?)?;
     let labels = points::labels_as_text(&points)?;
@@ -52,26 +68,35 @@ fn the_labels_are_those_that_ruby_3_4_prints() -> Result<()> {
         )?;
     }
     for (is, should) in LABELS.lines().zip(labels.lines()) {
-        assert_eq!(is, should, "RBPROF_BLESS=1 rewrites the file");
+        ensure!(
+            is == should,
+            "{is} instead of {should}; RBPROF_BLESS=1 rewrites the file"
+        );
     }
-    assert_eq!(LABELS.lines().count(), labels.lines().count());
+    ensure!(LABELS.lines().count() == labels.lines().count());
     Ok(())
 }
 
-fn frames_are_true(name: &str) -> Result<()> {
+fn frames_are_true(name: &str, jit: Jit) -> Result<()> {
     let Some(ruby) = rig::ruby(name)? else {
         return Ok(());
     };
-    let target = frames::start(&ruby, SPIN_MS)?;
-    let Some((mut points, recording)) = frames::record(target)? else {
+    let target = frames::start(&ruby, SPIN_MS, jit)?;
+    let Some((said, recording)) = frames::record(target)? else {
         return Ok(());
     };
+    let compiled = points::compiled(&said)?;
+    match jit {
+        Jit::Off => ensure!(compiled == 0, "YJIT was on"),
+        Jit::Yjit => ensure!(compiled >= COMPILED, "YJIT has compiled only {compiled}"),
+    }
+    frames::c_methods_have_names(&recording)?;
+    let mut points = points::parse(&said)?;
     points::relabel(&mut points, LABELS)?;
-    frames::compare(&points, &recording)
+    frames::compare(&points, &recording, jit)
 }
 
 /// A program on the command line has no file.
-#[test]
 fn of_a_program_on_the_command_line() -> Result<()> {
     let Some(ruby) = rig::ruby("debian-3.1.2")? else {
         return Ok(());
@@ -96,14 +121,15 @@ fn of_a_program_on_the_command_line() -> Result<()> {
             .env("SPIN_MS", SPIN_MS),
     )?;
     target.wait_for("ready")?;
-    let Some((mut points, recording)) = frames::record(target)? else {
+    let Some((said, recording)) = frames::record(target)? else {
         return Ok(());
     };
+    let mut points = points::parse(&said)?;
     points::relabel(
         &mut points,
         "inline\n\t1\tblock in Inline#run\n\t1\tArray#each\n\t1\tInline#run\n\t1\t<main>\n\
          eval\n\t1\t<main>\n\t1\tKernel#eval\n\t1\t<main>\n",
     )?;
-    assert_eq!(points[0].frames[3].file, "-e");
-    frames::compare(&points, &recording)
+    ensure!(points[0].frames[3].file == "-e");
+    frames::compare(&points, &recording, Jit::Off)
 }

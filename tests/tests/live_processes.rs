@@ -42,7 +42,7 @@ fn children_on_debian_3_1_2() -> Result<()> {
 
 #[test]
 fn children_on_3_3_8_with_exports() -> Result<()> {
-    children_are_recorded("source-3.3.8-protected")
+    children_are_recorded("source-3.3.8-protected-stripped")
 }
 
 fn children_are_recorded(name: &str) -> Result<()> {
@@ -151,7 +151,11 @@ fn innermost<'a>(seen: &'a Seen, prefix: &str) -> Option<&'a str> {
 
 #[test]
 fn a_command_is_recorded_from_its_first_instruction() -> Result<()> {
-    for name in ["debian-2.7.4", "debian-3.1.2", "source-3.3.8-protected"] {
+    for name in [
+        "debian-2.7.4",
+        "debian-3.1.2",
+        "source-3.3.8-protected-stripped",
+    ] {
         let Some(ruby) = rig::ruby(name)? else {
             continue;
         };

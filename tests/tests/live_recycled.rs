@@ -36,7 +36,7 @@ fn on_debian_3_1_2() -> Result<()> {
 
 #[test]
 fn on_3_3_8_with_exports() -> Result<()> {
-    names_are_of_what_ran("source-3.3.8-protected")
+    names_are_of_what_ran("source-3.3.8-protected-stripped")
 }
 
 fn names_are_of_what_ran(name: &str) -> Result<()> {

@@ -27,7 +27,7 @@ fn on_debian_3_1_2() -> Result<()> {
 
 #[test]
 fn on_3_3_8_with_exports() -> Result<()> {
-    shares_are_true("source-3.3.8-protected")
+    shares_are_true("source-3.3.8-protected-stripped")
 }
 
 fn shares_are_true(name: &str) -> Result<()> {

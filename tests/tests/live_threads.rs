@@ -33,7 +33,7 @@ fn on_debian_3_1_2() -> Result<()> {
 
 #[test]
 fn on_3_3_8_with_exports() -> Result<()> {
-    threads_are_told_apart("source-3.3.8-protected", OwnContext::Always)
+    threads_are_told_apart("source-3.3.8-protected-stripped", OwnContext::Always)
 }
 
 /// When a thread's Ruby stack can be found.

@@ -482,6 +482,39 @@ end
 Recursion.new.down(5_000)
 Recursion.new.even(200)
 
+# --- Time without a call ----------------------------------------------------
+
+# Machine code notes down where it is only when it calls something.
+class Callless
+  def below
+    Points.at("below a call", below: 2)
+
+    i = 0; i += 1 while i < $spin; Points.done
+  end
+
+  def caller
+    Points.at("after another way through", inside: LEAF); leaf(false)
+  end
+
+  def leaf(early)
+    return Points.now if early
+
+    i = 0; i += 1 while i < $spin; Points.done
+  end
+  label = RUBY_VERSION >= "3.4" ? "Callless#leaf" : "leaf"
+  LEAF = [label, "leaf", __FILE__, __LINE__ - 3].freeze
+end
+
+2.times do |round|
+  callless = Callless.new
+  through = lambda do
+    callless.below
+    callless.leaf(true)
+    callless.caller
+  end
+  round.zero? ? Points.rehearse(&through) : through.call
+end
+
 # --- Files ------------------------------------------------------------------
 
 require_relative "frames/required"

@@ -8,6 +8,10 @@
 #
 #     point NAME TID BEGIN END       (CLOCK_MONOTONIC, nanoseconds)
 #     frame LABEL BASE_LABEL FILE LINE  (one a frame, leaf first)
+#     compiled COUNT                 (at the end: code units that YJIT compiled)
+#
+# Where the time is not spent on the line of the call, `Points.at` is told how
+# many lines below, or in which method that is called next.
 #
 # Fields are separated by tabs; bytes that are not UTF-8 are written as `\xNN`.
 module Points
@@ -22,16 +26,16 @@ module Points
     Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond)
   end
 
-  # How often `i += 1 while i < n` goes round in the time for a point.
+  # How often `i += 1 while i < $spin` goes round in the time for a point.
   def self.calibrate
-    n = 100_000
+    $spin = 100_000
     loop do
       before = cpu
       i = 0
-      i += 1 while i < n
+      i += 1 while i < $spin
       spent = cpu - before
-      return n * SPIN_NS / spent if spent > 20_000_000
-      n *= 2
+      return $spin * SPIN_NS / spent if spent > 20_000_000
+      $spin *= 2
     end
   end
 
@@ -54,18 +58,42 @@ module Points
     path.start_with?("(", "<") ? path : location.absolute_path || path
   end
 
-  def self.at(name)
+  def self.at(name, below: 0, inside: nil)
+    return if @rehearsing
+
     @frames = caller_locations(1).map do |location|
-      ["frame", shown(location.label), shown(location.base_label), shown(file_of(location)), location.lineno.to_i].join("\t")
+      ["frame", shown(location.label), shown(location.base_label), shown(file_of(location)), location.lineno.to_i]
     end
+    @frames[0][-1] += below
+    @frames.unshift(["frame", *inside]) if inside
     @name = "#{name}\t#{tid}"
     @begin = now
   end
 
   def self.done
+    return if @rehearsing
+
     finish = now
-    $stdout.write("point\t#{@name}\t#{@begin}\t#{finish}\n", @frames.join("\n"), "\n")
+    $stdout.write("point\t#{@name}\t#{@begin}\t#{finish}\n", @frames.map { |frame| frame.join("\t") }.join("\n"), "\n")
     $stdout.flush
+  end
+
+  # Goes through points without being there: what YJIT compiles when it gets to
+  # it is compiled afterwards.
+  def self.rehearse
+    spin, $spin = $spin, 1
+    @rehearsing = true
+    yield
+  ensure
+    @rehearsing = false
+    $spin = spin
+  end
+
+  # How many methods and blocks YJIT has compiled; 0 if it is off.
+  def self.compiled
+    return 0 unless defined?(RubyVM::YJIT) && RubyVM::YJIT.enabled?
+
+    RubyVM::YJIT.runtime_stats[:compiled_iseq_count]
   end
 
   # Tells whoever listens that all is set up, and waits for the word to go on.
@@ -77,7 +105,7 @@ module Points
 
   # The same at the end, so that nothing is gone before it was looked at.
   def self.finished
-    $stdout.write("finished\n")
+    $stdout.write("compiled\t#{compiled}\nfinished\n")
     $stdout.flush
     $stdin.gets
   end

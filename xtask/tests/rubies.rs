@@ -11,7 +11,7 @@ use xtask::setup;
 fn startable() -> Vec<Installed> {
     let all = std::env::var_os("RBPROF_REQUIRE_ALL").is_some();
     let (mut found, mut absent) = (Vec::new(), Vec::new());
-    for name in rubies::needed() {
+    for name in rubies::needed().map(|recipe| recipe.name) {
         match rubies::find(name) {
             Ok(ruby) if ruby.root.is_none() || setup::is_root() => found.push(ruby),
             Ok(_) => absent.push(format!("{name}: starting it needs root")),
@@ -74,5 +74,25 @@ fn starting_a_ruby_leaves_no_mount_behind() {
             .as_deref()
             .map_or("", |root| root.to_str().unwrap());
         assert!(root.is_empty() || !mounts.contains(root), "{}", ruby.name);
+    }
+}
+
+#[test]
+fn yjit_compiles_where_there_is_yjit() {
+    for ruby in startable() {
+        let has_yjit = rubies::needed().any(|recipe| recipe.name == ruby.name && recipe.has_yjit());
+        if !has_yjit {
+            continue;
+        }
+        let program = "def twice(n) = n * 2\n\
+                       9.times { twice(_1) }\n\
+                       print RubyVM::YJIT.runtime_stats[:compiled_iseq_count] > 0";
+        let output = ruby
+            .command()
+            .args(["--yjit", "--yjit-call-threshold=1", "-e", program])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said, "true", "{}: {output:?}", ruby.name);
     }
 }

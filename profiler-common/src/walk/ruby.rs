@@ -67,6 +67,9 @@ pub struct RubyWalk {
     /// Lowest address of the VM stack.
     stack: u64,
     cfp_size: u64,
+    /// `jit_return` in a control frame, as a word index, until the newest frame
+    /// is taken; then, and where there is no such field, `0`.
+    jit_return: u64,
     /// Word index of `jit_return` in a control frame, if ZJIT keeps `pc` and
     /// `iseq` behind it; otherwise 0.
     zjit: u64,
@@ -98,6 +101,7 @@ impl RubyWalk {
     pub fn start(context: &Context, layout: &WalkLayout) -> Self {
         let cfp_size = u64::from(layout.cfp_size);
         Self {
+            jit_return: u64::from(layout.jit_return >> 3),
             cfp: context.cfp,
             limit: context.stack_end - cfp_size,
             stack_end: context.stack_end,
@@ -234,6 +238,12 @@ impl RubyWalk {
                 },
             }
         };
+        // Machine code writes its place down before it calls something, and so
+        // only in the newest frame `pc` may be an older one, or one of an older
+        // frame. Source: `rb_profile_frames`, which gives no line there.
+        let in_machine_code =
+            self.jit_return != 0 && scratch.frames[(at + self.jit_return as usize) & INDEX] != 0;
+        self.jit_return = 0;
         self.cfp += self.cfp_size;
 
         let flags = match self.env_words(ep, memory, scratch) {
@@ -266,8 +276,13 @@ impl RubyWalk {
         if flags & frame_flags::BMETHOD != 0 {
             self.tag |= frame_attr::BMETHOD;
         }
+        if kind == frame_kind::RUBY && in_machine_code {
+            self.tag |= frame_attr::NO_PC;
+            self.pc = 0;
+        } else {
+            self.pc = pc;
+        }
         self.iseq = iseq;
-        self.pc = pc;
         self.hops = 0;
         // An environment pointer is never 0; a hostile one must not look like
         // "no search under way", or its frame would vanish.

@@ -79,9 +79,9 @@ fn random_memory() {
     for seed in 0..1_000_u64 {
         let words = 16 + hash(seed, 1) % 4096;
         let stack = hash(seed, 2) & 0x7fff_ffff_fff8;
-        let cfp_size = if seed % 2 == 0 { 56 } else { 64 };
+        let layout = &LAYOUTS[seed as usize % LAYOUTS.len()].walk;
         let stack_end = stack + 8 * words;
-        let room = u64::from(cfp_size);
+        let room = u64::from(layout.cfp_size);
         let cfp = stack + (hash(seed, 3) % (8 * words - room)) / 8 * 8;
         let context = Context {
             ec: 0,
@@ -107,7 +107,7 @@ fn random_memory() {
         });
         // With ZJIT on and off.
         for zjit in [0, 1] {
-            walk(&context, &layout(cfp_size, zjit), &memory);
+            walk(&context, &WalkLayout { zjit, ..*layout }, &memory);
             memory.reads.set(0);
         }
     }

@@ -87,15 +87,21 @@ impl Vm {
             self.memory.put(self.cfp + 8 * word, 0xdead_0000 + word);
         }
         self.memory.put(self.cfp, pc);
+        self.memory.put(self.jit_return(), 0);
         self.memory.put(self.cfp + 16, iseq);
         self.memory.put(self.cfp + 32, ep);
         self.memory.put(EC + 16, self.cfp);
     }
 
+    /// Where the newest frame has its last word, `jit_return`.
+    fn jit_return(&self) -> u64 {
+        self.cfp + self.cfp_size - 8
+    }
+
     fn walk(&self, cfp_size: u32) -> (u32, Vec<Frame>) {
         let layout = LAYOUTS
             .iter()
-            .find(|l| l.walk.cfp_size == cfp_size)
+            .rfind(|l| l.walk.cfp_size == cfp_size)
             .unwrap();
         self.walk_with(&layout.walk)
     }
@@ -169,6 +175,36 @@ fn every_kind_of_frame_comes_out_leaf_first() {
                 Frame::new(ruby | finish, 0x100, 0x108, 0),
             ]
         );
+    }
+}
+
+#[test]
+fn only_of_the_newest_frame_machine_code_hides_the_pc() {
+    for cfp_size in [56, 64] {
+        let mut vm = Vm::new(cfp_size);
+        let entry = vm.object(imemo::MENT, 0);
+        for iseq in [0x100, 0x200, 0x300] {
+            vm.push(iseq, iseq + 8, METHOD, entry, 0);
+            vm.memory.put(vm.jit_return(), 0x7fff_0000);
+        }
+        let ruby = frame_kind::RUBY;
+        let callers = [
+            Frame::new(ruby, 0x200, 0x208, entry),
+            Frame::new(ruby, 0x100, 0x108, entry),
+        ];
+        let newest = Frame::new(ruby | frame_attr::NO_PC, 0x300, 0, entry);
+        assert_eq!(vm.walk(cfp_size), (0, [&[newest], &callers[..]].concat()));
+
+        vm.memory.put(vm.jit_return(), 0);
+        let newest = Frame::new(ruby, 0x300, 0x308, entry);
+        assert_eq!(vm.walk(cfp_size), (0, [&[newest], &callers[..]].concat()));
+
+        // A C method's caller had to say where it is.
+        vm.push(0, 0, frame_flags::CFUNC | LOCAL, entry, 0);
+        vm.memory.put(vm.jit_return(), 0x7fff_0000);
+        let (_, frames) = vm.walk(cfp_size);
+        assert_eq!(frames[0], Frame::new(frame_kind::CFUNC, 0, 0, entry));
+        assert_eq!(frames[1], newest);
     }
 }
 

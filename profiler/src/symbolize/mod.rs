@@ -39,6 +39,7 @@ use std::sync::Arc;
 use rbprof_common::layout::Layout;
 use rbprof_common::layout::NameLayout;
 use rbprof_common::wire::Frame;
+use rbprof_common::wire::frame_attr;
 use rbprof_common::wire::frame_kind;
 
 use self::cache::Cache;
@@ -147,7 +148,7 @@ impl NameKey {
     /// The key of a frame that has one and that Ruby would show.
     fn of(frame: &Frame) -> Option<Self> {
         match frame.kind() {
-            frame_kind::RUBY if frame.pc != 0 => Some(Self::Code {
+            frame_kind::RUBY if frame.pc != 0 || frame.has(frame_attr::NO_PC) => Some(Self::Code {
                 iseq: frame.iseq(),
                 method_entry: frame.method_entry,
             }),
@@ -463,7 +464,7 @@ impl RubyNames {
             let shown = out.len();
             match NameKey::of(frame) {
                 Some(key @ NameKey::Code { iseq, .. }) => {
-                    let name = self.name_of_code(key, frame.pc, pass);
+                    let name = self.name_of_code(key, frame, pass);
                     let hidden = shown_by_clause == Some(iseq);
                     shown_by_clause = name.as_ref().and_then(|(name, _)| name.code?.clause_of);
                     if hidden {
@@ -509,18 +510,22 @@ impl RubyNames {
 
     /// The name of a frame of Ruby code, and whether its `pc` lies in that code.
     ///
-    /// Under a JIT, `pc` may be anything. Otherwise a `pc` elsewhere means that
-    /// the sequence is not the one that was sampled.
+    /// Under a JIT, `pc` may be unknown, or anything where the walk does not see
+    /// that. Otherwise a `pc` elsewhere means that the sequence is not the one
+    /// that was sampled.
     fn name_of_code<M: TargetMemory>(
         &mut self,
         key: NameKey,
-        pc: u64,
+        frame: &Frame,
         pass: &mut Pass<'_, M>,
     ) -> Option<(Arc<Name>, bool)> {
         for _ in 0..2 {
             let name = self.name(key, pass).ok()?;
             let CodeOfName { body, code, .. } = name.code?;
-            if code.contains(pc) {
+            if frame.has(frame_attr::NO_PC) {
+                return Some((name, false));
+            }
+            if code.contains(frame.pc) {
                 return Some((name, true));
             }
             if Iseq::has_machine_code(body, &Reader::new(pass.memory), self.names) {

@@ -249,6 +249,16 @@ fn a_pc_outside_of_the_code_is_another_sequence_unless_there_is_machine_code() {
     );
 }
 
+#[test]
+fn a_frame_whose_pc_machine_code_hides_is_shown_without_a_line() {
+    let program = Program::new();
+    let hidden = Frame::new(frame_kind::RUBY | frame_attr::NO_PC, ISEQ, 0, METHOD);
+    assert_eq!(
+        program.resolve(&mut program.names(), &[hidden, FRAME]),
+        ["Foo#bar /a.rb:0", "Foo#bar /a.rb:4"]
+    );
+}
+
 /// Memory of which one byte is another whenever it is read.
 struct Flickering<'a> {
     memory: &'a FakeMemory,

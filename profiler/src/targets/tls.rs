@@ -42,12 +42,17 @@ impl fmt::Display for CLibrary {
 
 impl CLibrary {
     /// Which one a process uses, by its loader: musl's is the library itself.
+    ///
+    /// Its file may be called `libc.so`, with the loader's name a link to it;
+    /// glibc's file of that name is text for the linker and never mapped.
     #[must_use]
     pub fn of(mappings: &[Mapping]) -> Self {
         let is_musl = mappings.iter().any(|mapping| {
             let name = mapping.path.rsplit(|&byte| byte == b'/').next();
             name.is_some_and(|name| {
-                name.starts_with(b"ld-musl-") || name.starts_with(b"libc.musl-")
+                name == b"libc.so"
+                    || name.starts_with(b"ld-musl-")
+                    || name.starts_with(b"libc.musl-")
             })
         });
         if is_musl { Self::Musl } else { Self::Glibc }
@@ -291,6 +296,7 @@ mod tests {
         };
         assert_eq!(of("/lib/ld-musl-x86_64.so.1"), CLibrary::Musl);
         assert_eq!(of("/lib/libc.musl-aarch64.so.1"), CLibrary::Musl);
+        assert_eq!(of("/usr/lib/x86_64-linux-musl/libc.so"), CLibrary::Musl);
         assert_eq!(of("/opt/ld-musl-x/libc.so.6"), CLibrary::Glibc);
     }
 

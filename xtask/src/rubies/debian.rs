@@ -15,7 +15,7 @@ use anyhow::bail;
 
 use super::WORKLOAD;
 use super::recipes::Packages;
-use super::recipes::Source;
+use super::recipes::Tree;
 use crate::cache;
 use crate::cmd;
 
@@ -111,11 +111,11 @@ fn link(target: &str, place: &Path) -> Result<()> {
 }
 
 /// The upstream tarball of a source package, from the cache or the mirror.
-pub(super) fn tarball(version: &str, source: &Source) -> Result<PathBuf> {
+pub(super) fn tarball(source: &Tree) -> Result<PathBuf> {
     let entry = cache::dir()?
         .join("sources")
-        .join(format!("{}-{version}", source.package));
-    cache::entry(&entry, |place| download(version, source, place))?;
+        .join(format!("{}-{}", source.package, source.version));
+    cache::entry(&entry, |place| download(source, place))?;
     let file = only_tarball(&entry)?;
     let bytes = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
     let sum = cache::sha256(&bytes);
@@ -129,9 +129,9 @@ pub(super) fn tarball(version: &str, source: &Source) -> Result<PathBuf> {
     Ok(file)
 }
 
-fn download(version: &str, source: &Source, place: &Path) -> Result<()> {
+fn download(source: &Tree, place: &Path) -> Result<()> {
     let apt = PrivateApt::new(source.suite, &place.join("apt"))?;
-    let full = apt.source_version(source.package, version)?;
+    let full = apt.source_version(source.package, source.version)?;
     let mut get = apt.command("apt-get");
     get.current_dir(place)
         .args(["source", "--download-only"])

@@ -131,12 +131,9 @@ pub fn find(name: &str) -> Result<Installed> {
     Ok(installed(recipe, &entry))
 }
 
-/// The names of the interpreters that the tests need.
-pub fn needed() -> impl Iterator<Item = &'static str> {
-    RECIPES
-        .iter()
-        .filter(|recipe| recipe.needed)
-        .map(|recipe| recipe.name)
+/// The interpreters that the tests need.
+pub fn needed() -> impl Iterator<Item = &'static Recipe> {
+    RECIPES.iter().filter(|recipe| recipe.needed)
 }
 
 /// Fetches or builds those interpreters, or, if none is named, those that the
@@ -180,7 +177,7 @@ pub fn list(names: &[String]) -> Result<()> {
             "not cached".to_owned()
         };
         println!(
-            "{:24} {need:6}  {state}\n{:24} {}",
+            "{:34} {need:6}  {state}\n{:34} {}",
             recipe.name,
             "",
             recipe.about()
@@ -191,7 +188,7 @@ pub fn list(names: &[String]) -> Result<()> {
 
 fn selected(names: &[String]) -> Result<Vec<&'static Recipe>> {
     if names.is_empty() {
-        return Ok(RECIPES.iter().filter(|recipe| recipe.needed).collect());
+        return Ok(needed().collect());
     }
     names.iter().map(|name| recipe(name)).collect()
 }
@@ -209,19 +206,19 @@ fn recipe(name: &str) -> Result<&'static Recipe> {
 /// Where the recipe's result is, or will be.
 ///
 /// The folder's name carries a hash of the recipe, so that a changed recipe
-/// never finds an old result, and of the folder's own place, which a built Ruby
-/// has compiled into it.
+/// never finds an old result, and of the folder's own place, which a built Ruby's
+/// configuration and debug information name.
 fn entry(recipe: &Recipe) -> Result<PathBuf> {
     let dir = cache::dir()?.join("rubies");
     let key = cache::sha256(format!("{}\n{}", recipe.text(), dir.display()).as_bytes());
     let short: String = key.chars().take(12).collect();
-    Ok(dir.join(format!("{}-{short}", recipe.name)))
+    Ok(dir.join(format!("{}-{short}", recipe.entry_name())))
 }
 
 fn installed(recipe: &Recipe, entry: &Path) -> Installed {
     let (root, ruby) = match &recipe.origin {
         Origin::Packages(packages) => (Some(debian::root(entry)), PathBuf::from(packages.ruby)),
-        Origin::Source(_) => (None, source::prefix(entry).join("bin/ruby")),
+        Origin::Built(built) => (None, entry.join(built.folder()).join("bin/ruby")),
     };
     Installed {
         name: recipe.name,
@@ -243,11 +240,15 @@ fn provide_one(recipe: &Recipe) -> Result<()> {
         std::fs::write(place.join(RECIPE_FILE), recipe.text())?;
         match &recipe.origin {
             Origin::Packages(packages) => debian::build(packages, place),
-            Origin::Source(source) => source::build(recipe.version, source, place, &entry),
+            Origin::Built(built) => source::build(built.tree, place, &entry),
         }
     })?;
-    // Only now is a built Ruby where it believes itself to be.
-    check(&installed(recipe, &entry)).or_else(|error| cache::discard(&entry).and(Err(error)))?;
+    // All that came with it: the others will find the entry there.
+    RECIPES
+        .iter()
+        .filter(|other| other.entry_name() == recipe.entry_name())
+        .try_for_each(|made| check(made, &installed(made, &entry)))
+        .or_else(|error| cache::discard(&entry).and(Err(error)))?;
     println!(
         "  {}: done in {:.0} s ({})",
         recipe.name,
@@ -257,12 +258,66 @@ fn provide_one(recipe: &Recipe) -> Result<()> {
     Ok(())
 }
 
-fn check(installed: &Installed) -> Result<()> {
+/// Fails unless the interpreter starts, is what the recipe says, and runs from
+/// its own files: one that found another's library would be tested in its name.
+fn check(recipe: &Recipe, installed: &Installed) -> Result<()> {
     let version = installed.reported_version()?;
     if version != installed.version {
         bail!("calls itself Ruby {version}, not {}", installed.version);
     }
+    if recipe.has_yjit() {
+        let enabled =
+            cmd::output(
+                installed
+                    .command()
+                    .args(["--yjit", "-e", "print RubyVM::YJIT.enabled?"]),
+            )?;
+        if enabled != "true" {
+            bail!("has no YJIT");
+        }
+    }
+    if let Origin::Built(built) = &recipe.origin {
+        let maps = cmd::output(
+            installed
+                .command()
+                .args(["-e", "print File.read('/proc/self/maps')"]),
+        )?;
+        let prefix = installed
+            .ruby
+            .parent()
+            .and_then(Path::parent)
+            .context("an installation has a bin folder")?;
+        runs_from(prefix, built.tree.is_shared(), &maps)?;
+    }
     Ok(())
+}
+
+/// Fails unless the Ruby with these `/proc/PID/maps` consists of the program,
+/// and the library if `shared`, of the installation `prefix`.
+fn runs_from(prefix: &Path, shared: bool, maps: &str) -> Result<()> {
+    // Address, access, offset, device, inode, path.
+    let mapped = || {
+        maps.lines()
+            .filter_map(|line| line.splitn(6, ' ').last())
+            .map(|path| Path::new(path.trim_start()))
+    };
+    let program = prefix.join("bin/ruby");
+    if !mapped().any(|path| path == program) {
+        bail!("does not run from {}", program.display());
+    }
+    let mut libraries: Vec<&Path> = mapped()
+        .filter(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("libruby"))
+        })
+        .collect();
+    libraries.dedup();
+    let own = prefix.join("lib");
+    match libraries.as_slice() {
+        [] if !shared => Ok(()),
+        [library] if shared && library.parent() == Some(&own) => Ok(()),
+        _ => bail!("in {}: runs from {libraries:?}", prefix.display()),
+    }
 }
 
 #[cfg(test)]
@@ -282,19 +337,20 @@ mod tests {
     fn a_changed_recipe_has_another_place() {
         let mut places: Vec<PathBuf> = RECIPES
             .iter()
-            .map(|recipe| entry(recipe).unwrap())
+            .map(|recipe| installed(recipe, &entry(recipe).unwrap()))
+            .map(|ruby| ruby.root.unwrap_or(ruby.ruby))
             .collect();
-        let Origin::Source(source) = &recipe("source-3.3.8").unwrap().origin else {
+        let Origin::Packages(packages) = &recipe("debian-3.3.8").unwrap().origin else {
             panic!()
         };
         let changed = Recipe {
-            origin: Origin::Source(recipes::Source {
-                configure: &["--disable-yjit"],
-                ..*source
+            origin: Origin::Packages(recipes::Packages {
+                suites: &["bookworm"],
+                ..*packages
             }),
-            ..*recipe("source-3.3.8").unwrap()
+            ..*recipe("debian-3.3.8").unwrap()
         };
-        places.push(entry(&changed).unwrap());
+        places.push(debian::root(&entry(&changed).unwrap()));
         let count = places.len();
         places.sort();
         places.dedup();
@@ -335,5 +391,24 @@ mod tests {
                 "/workload/Cargo.toml"
             ]
         );
+    }
+
+    #[test]
+    fn a_ruby_that_found_another_library_is_found_out() {
+        let line = |path: &str| format!("7f00-7f01 r-xp 00000000 fe:00 12   {path}\n");
+        let prefix = Path::new("/opt/a b");
+        let own = [
+            line("/opt/a b/bin/ruby"),
+            line("/opt/a b/lib/libruby.so.3.3.8"),
+        ]
+        .concat();
+        assert!(runs_from(prefix, true, &own).is_ok());
+        assert!(runs_from(prefix, false, &own).is_err());
+        assert!(runs_from(Path::new("/opt/b"), true, &own).is_err());
+        let both = own.clone() + &line("/usr/lib/libruby-3.1.so.3.1");
+        assert!(runs_from(prefix, true, &both).is_err());
+        let single = line("/opt/a b/bin/ruby");
+        assert!(runs_from(prefix, false, &single).is_ok());
+        assert!(runs_from(prefix, true, &single).is_err());
     }
 }

@@ -51,10 +51,8 @@ const PACKAGES: &[Package] = &[
     program("strip", "binutils"),
     program("tar", "tar"),
     program("xz", "xz-utils"),
-    package("libffi-dev"),
     package("libgmp-dev"),
-    package("libssl-dev"),
-    package("libyaml-dev"),
+    program("musl-gcc", "musl-tools"),
     // The Rubies that come as Debian root file systems, and starting them.
     program("mmdebstrap", "mmdebstrap"),
     package("debian-archive-keyring"),
