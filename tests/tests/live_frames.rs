@@ -254,6 +254,13 @@ fn compare(points: &[Point], recording: &Recording, jit: Jit) -> Result<()> {
             }
         }
     }
+    ensure!(
+        wrong.is_empty(),
+        "{} of {} points are wrong:\n{}",
+        wrong.len(),
+        points.len(),
+        wrong.join("\n")
+    );
     // Names that the collector may have got hold of before rbprof did are
     // shown as unknown, and counted. That is rare, and never without a count.
     let counted = recording.account.disbelieved;
@@ -268,13 +275,6 @@ fn compare(points: &[Point], recording: &Recording, jit: Jit) -> Result<()> {
     ensure!(
         withheld * 50 <= whole as u64,
         "{withheld} of {whole} withheld"
-    );
-    ensure!(
-        wrong.is_empty(),
-        "{} of {} points are wrong:\n{}",
-        wrong.len(),
-        points.len(),
-        wrong.join("\n")
     );
     Ok(())
 }
