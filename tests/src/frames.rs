@@ -272,6 +272,13 @@ fn verdict(
     withheld: u64,
     counted: u64,
 ) -> Result<()> {
+    ensure!(
+        wrong.is_empty(),
+        "{} of {} points are wrong:\n{}",
+        wrong.len(),
+        points.len(),
+        wrong.join("\n")
+    );
     // Names that the collector may have got hold of before rbprof did are
     // shown as unknown, and counted. That is rare, and never without a count.
     println!("{whole} samples whole, {withheld} with names withheld, {counted} counted as such");
@@ -282,13 +289,6 @@ fn verdict(
     ensure!(
         withheld * WHOLE_TO_WITHHELD <= whole,
         "{withheld} of {whole} withheld"
-    );
-    ensure!(
-        wrong.is_empty(),
-        "{} of {} points are wrong:\n{}",
-        wrong.len(),
-        points.len(),
-        wrong.join("\n")
     );
     Ok(())
 }

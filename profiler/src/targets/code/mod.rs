@@ -111,6 +111,28 @@ pub fn analyse<'data, R: ReadRef<'data>>(
     })
 }
 
+/// The part that the compiler moved away from each of the functions at
+/// `addresses`, where that can be told.
+///
+/// # Errors
+/// As [`analyse`].
+pub fn cold_parts<'data, R: ReadRef<'data>>(
+    elf: &Elf<'data, R>,
+    addresses: &[u64],
+) -> Result<Vec<Option<Range>>, ElfError> {
+    let functions = Functions::of(elf)?;
+    let code = Code {
+        elf,
+        functions: &functions,
+        left: Cell::new(MAX_DECODED),
+    };
+    let parts = addresses.iter().map(|&address| {
+        let function = functions.starting_at(address)?;
+        vm_exec::cold_part(&code, function)
+    });
+    Ok(parts.collect())
+}
+
 /// The code of a file, function by function.
 pub(super) struct Code<'a, 'data, R: ReadRef<'data>> {
     pub(super) elf: &'a Elf<'data, R>,

@@ -188,26 +188,26 @@ fn vm_exec_of<'data, R: ReadRef<'data>>(
     fits.then_some(vm_exec)
 }
 
-/// The part that the compiler moved away from a function: it is jumped to, never
-/// called, and is described as a function of its own.
-fn cold_part<'data, R: ReadRef<'data>>(
+/// The part that the compiler moved away from a function. It is described as a
+/// function of its own, but what leads there is a conditional jump, as a tail
+/// call never is; or it comes back into the middle of the function, as no
+/// function does.
+pub(super) fn cold_part<'data, R: ReadRef<'data>>(
     code: &Code<'_, 'data, R>,
     function: Range,
 ) -> Option<Range> {
-    let away = code
+    let comes_back = |part: Range| {
+        code.branches(part).iter().any(|branch| {
+            branch.kind != Kind::Call && function.contains(branch.to) && branch.to != function.start
+        })
+    };
+    let mut parts: Vec<Range> = code
         .branches(function)
         .into_iter()
         .filter(|branch| branch.kind != Kind::Call && !function.contains(branch.to))
-        .filter_map(|branch| code.functions.containing(branch.to));
-    let mut parts: Vec<Range> = away
-        .filter(|part| {
-            // It comes back into the middle, as a function never does.
-            code.branches(*part).iter().any(|branch| {
-                branch.kind != Kind::Call
-                    && function.contains(branch.to)
-                    && branch.to != function.start
-            })
-        })
+        .filter_map(|branch| Some((branch.kind, code.functions.containing(branch.to)?)))
+        .filter(|&(kind, part)| kind == Kind::Conditional || comes_back(part))
+        .map(|(_, part)| part)
         .collect();
     parts.sort_unstable_by_key(|part| part.start);
     parts.dedup();
