@@ -13,11 +13,13 @@ use rbprof_common::layout::Layout;
 use rbprof_common::layout::Lookup;
 use rbprof_common::layout::Machine;
 use rbprof_common::layout::Version;
+use rbprof_common::layout::WalkLayout;
 use rbprof_common::layout::lookup;
 use rbprof_common::process::Collector;
 use rbprof_common::process::ProcessEntry;
 use rbprof_common::process::Range;
 use rbprof_common::process::state;
+use rbprof_common::roots::context_of;
 
 use crate::memory::OpenError;
 use crate::memory::PinError;
@@ -54,6 +56,7 @@ use super::target::VmExecCandidate;
 use super::tls::CLibrary;
 use super::validate;
 use super::validate::Evidence;
+use super::zjit;
 
 /// How often roots are tried: the process runs on meanwhile, so a fiber switch
 /// or the end of a thread may spoil one attempt.
@@ -295,6 +298,9 @@ impl Attach<'_> {
         };
         let root = self.validated_root(&mut entry, &elf, &facts, code.as_deref())?;
         entry.collector = self.collector(facts.layout, entry.vm);
+        if facts.layout.zjit {
+            entry.layout = self.walk_layout(&elf, &entry, facts.layout, &mut notes);
+        }
         let vm_how = vm.map_or_else(
             || "from the threads' contexts, which agree".to_owned(),
             |(_, how)| how,
@@ -315,6 +321,30 @@ impl Attach<'_> {
             provenance: notes.provenance,
             warnings: notes.warnings,
         })
+    }
+
+    /// How to walk frames of a Ruby that reads them in another way while ZJIT is
+    /// on.
+    fn walk_layout<'data, R: ReadRef<'data>>(
+        &self,
+        elf: &Elf<'data, R>,
+        entry: &ProcessEntry,
+        layout: &Layout,
+        notes: &mut Notes,
+    ) -> WalkLayout {
+        let [variable] = ruby::locate(elf, [zjit::ENTRY]);
+        let variable = variable.map(|located| self.ruby.image.live(located.symbol.value));
+        let contexts: Vec<_> = self
+            .threads
+            .iter()
+            .filter_map(|thread| context_of(entry, thread.value, self.memory).ok())
+            .collect();
+        let found = zjit::is_on(variable, &contexts, &layout.walk, self.memory);
+        if let Some((on, how)) = found {
+            let state = if on { "on" } else { "off" };
+            notes.found("ZJIT", format!("{state}, by {how}"));
+        }
+        layout.walk_with_zjit(found.is_some_and(|(on, _)| on))
     }
 
     /// What the code of the file gives away, where symbols do not tell all.

@@ -20,6 +20,7 @@
 //! | [`recover`] | the VM where no symbol names it |
 //! | [`global_symbols`] | Ruby's symbol table where no symbol names it |
 //! | [`validate`] | whether roots hold for the live process |
+//! | `zjit` | whether ZJIT is on, and frames are read in another way |
 //! | [`mod@attach`] | all of it together |
 //! | [`target`] | what comes of it |
 
@@ -42,6 +43,7 @@ mod scan;
 pub mod target;
 pub mod tls;
 pub mod validate;
+mod zjit;
 
 pub use attach::Attacher;
 pub use attach::attach;

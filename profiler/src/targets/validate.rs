@@ -100,9 +100,8 @@ fn begins_with_a_dummy<M: Memory>(
 ) -> Result<bool, Fault> {
     let outermost = context.stack_end.wrapping_sub(cfp_size.into());
     let ep = memory.word(outermost.wrapping_add(8 * fixed::CFP_EP as u64))?;
-    // Its environment never leaves the stack.
-    Ok((context.stack..outermost).contains(&ep)
-        && memory.word(ep)? & frame_flags::TYPE_MASK == frame_flags::DUMMY)
+    // Its environment may have left the stack (`TOPLEVEL_BINDING`).
+    Ok(memory.word(ep)? & frame_flags::TYPE_MASK == frame_flags::DUMMY)
 }
 
 /// Whether the main thread of a VM belongs to it (Ruby 3.0 and later): a second
