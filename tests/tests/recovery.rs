@@ -4,6 +4,7 @@
 //! truth for a stripped build is the symbol table of the same build before it
 //! was stripped. How each root was found goes into a table of the docs.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
@@ -266,6 +267,66 @@ fn same_table(table: &str) -> Result<()> {
         );
     }
     ensure!(table.lines().count() == old.lines().count(), "its rows");
+    Ok(())
+}
+
+/// The parts that GCC moved away from functions are found again: the symbols of
+/// a build that was not stripped tell which there are.
+#[test]
+fn cold_parts_of_functions_are_found() -> Result<()> {
+    use object::Object as _;
+    use object::ObjectSymbol as _;
+    for name in ["source-3.3.8-static", "source-3.4.5-static"] {
+        let Some(ruby) = rig::ruby(name)? else {
+            return Ok(());
+        };
+        let bytes = std::fs::read(&ruby.ruby)?;
+        let file = object::File::parse(&*bytes)?;
+        // By name, those that only one function has; Rust's compiler makes no
+        // cold parts, and jumps to functions conditionally.
+        let mut named: HashMap<&str, Vec<Range>> = HashMap::new();
+        for symbol in file.symbols() {
+            let name = symbol.name()?;
+            if symbol.kind() == object::SymbolKind::Text && !name.starts_with("_ZN") {
+                named.entry(name).or_default().push(Range {
+                    start: symbol.address(),
+                    end: symbol.address() + symbol.size(),
+                });
+            }
+        }
+        let functions: Vec<(&str, Range, Option<Range>)> = named
+            .iter()
+            .filter(|(name, _)| !name.contains(".cold"))
+            .filter_map(|(name, ranges)| match ranges.as_slice() {
+                [range] if range.start < range.end => {
+                    let cold = named.get(format!("{name}.cold").as_str());
+                    Some((*name, *range, cold.and_then(|it| it.first().copied())))
+                }
+                _ => None,
+            })
+            .collect();
+        let addresses: Vec<u64> = functions.iter().map(|(_, range, _)| range.start).collect();
+        let found = code::cold_parts(&Elf::parse(&*bytes)?, &addresses)?;
+        let (mut right, mut missed, mut wrong) = (0, 0, Vec::new());
+        for ((name, _, truth), found) in functions.iter().zip(found) {
+            match (truth, found) {
+                (None, None) => {}
+                (Some(truth), Some(found)) if *truth == found => right += 1,
+                (Some(_), None) => missed += 1,
+                (truth, found) => wrong.push(format!("{name}: {found:x?}, not {truth:x?}")),
+            }
+        }
+        println!(
+            "{name}: {right} right, {missed} missed, {} wrong",
+            wrong.len()
+        );
+        ensure!(
+            right > 300 && missed * 10 < right,
+            "{right}, {missed} missed"
+        );
+        // An alias of a function has its part, under the function's name.
+        ensure!(wrong.len() < 5, "{wrong:#?}");
+    }
     Ok(())
 }
 
