@@ -271,8 +271,8 @@ impl RubyWalk {
             self.tag |= frame_attr::NO_PC;
             self.pc = 0;
         }
-        self.tag |= (flags & frame_flags::FINISH) / frame_flags::FINISH * frame_attr::FINISH
-            | (flags & frame_flags::BMETHOD) / frame_flags::BMETHOD * frame_attr::BMETHOD;
+        self.tag |= (flags & frame_flags::FINISH) / frame_flags::FINISH * frame_attr::FINISH;
+        self.tag |= (flags & frame_flags::BMETHOD) / frame_flags::BMETHOD * frame_attr::BMETHOD;
         self.hops = 0;
         // An environment pointer is never 0; a hostile one must not look like
         // "no search under way", or its frame would vanish.
