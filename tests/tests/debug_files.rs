@@ -37,9 +37,14 @@ fn small_root(ruby: &Installed, root: &Path) -> Result<()> {
         .split_whitespace()
         .filter(|word| word.starts_with('/'));
     for file in libraries.chain([ruby.ruby.to_str().context("its path")?]) {
-        let to = root.join(file.trim_start_matches('/'));
-        std::fs::create_dir_all(to.parent().context("no folder")?)?;
-        std::fs::copy(file, to).with_context(|| file.to_owned())?;
+        let file = Path::new(file);
+        let (Some(folder), Some(name)) = (file.parent(), file.file_name()) else {
+            continue;
+        };
+        // Under the name that it is asked for, which may be a link.
+        let folder = root.join(folder.canonicalize()?.strip_prefix("/")?);
+        std::fs::create_dir_all(&folder)?;
+        std::fs::copy(file, folder.join(name)).with_context(|| file.display().to_string())?;
     }
     Ok(())
 }
