@@ -1,6 +1,7 @@
 //! What this machine can test. Where `RBPROF_REQUIRE_ALL` is set, as continuous
 //! integration does, nothing may be left out.
 
+use std::path::Path;
 use std::path::PathBuf;
 use std::time::Duration;
 use std::time::Instant;
@@ -52,6 +53,25 @@ pub fn workload(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "workloads", name]
         .iter()
         .collect()
+}
+
+/// A file of process `pid`, by the path that its mappings show, as this process
+/// can open it.
+#[must_use]
+pub fn file_of(pid: u32, path: &str) -> PathBuf {
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    // The mappings of a program in a `chroot` show where that is.
+    let inside = std::fs::read_link(&root)
+        .ok()
+        .filter(|of_program| of_program != Path::new("/"))
+        .and_then(|of_program| {
+            Path::new(path)
+                .strip_prefix(of_program)
+                .ok()
+                .map(PathBuf::from)
+        });
+    let inside = inside.unwrap_or_else(|| path.trim_start_matches('/').into());
+    root.join(inside)
 }
 
 /// Whether that process has the clock's events open, as rbprof has while it

@@ -1,6 +1,7 @@
 //! Symbols that were put into a separate file, as distributions do: found below
 //! the process's own root, by build id and by name.
 
+use std::path::Component;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
@@ -37,25 +38,37 @@ fn small_root(ruby: &Installed, root: &Path) -> Result<()> {
         .split_whitespace()
         .filter(|word| word.starts_with('/'));
     for file in libraries.chain([ruby.ruby.to_str().context("its path")?]) {
-        let file = Path::new(file);
-        let (Some(folder), Some(name)) = (file.parent(), file.file_name()) else {
-            continue;
-        };
-        // Under the name that it is asked for, which may be a link.
-        let folder = root.join(folder.canonicalize()?.strip_prefix("/")?);
-        std::fs::create_dir_all(&folder)?;
-        std::fs::copy(file, folder.join(name)).with_context(|| file.display().to_string())?;
+        let to = root.join(without_dots(Path::new(file)).strip_prefix("/")?);
+        std::fs::create_dir_all(to.parent().context("no folder")?)?;
+        std::fs::copy(file, to).with_context(|| file.to_owned())?;
     }
     Ok(())
 }
 
+/// The path without `..`. Links stay: programs ask for files under these names.
+fn without_dots(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                plain.pop();
+            }
+            other => plain.push(other),
+        }
+    }
+    plain
+}
+
 /// What `rbprof inspect` says of the Ruby in that root.
 fn inspect_in(root: &Path, ruby: &Installed) -> Result<Value> {
-    let mut target = Target::start(Command::new("chroot").arg(root).arg(&ruby.ruby).args([
-        "--disable-gems",
-        "-e",
-        PROGRAM,
-    ]))?;
+    let mut target = Target::start(
+        Command::new("chroot")
+            .arg(root)
+            .arg(&ruby.ruby)
+            .args(["--disable-gems", "-e", PROGRAM])
+            // Without /proc the loader does not know where the program is.
+            .env("LD_LIBRARY_PATH", library(ruby)?.with_file_name("")),
+    )?;
     target.wait_for("ready")?;
     let output = Command::new(env!("CARGO_BIN_EXE_rbprof-under-test"))
         .args(["inspect", "--json", "--pid", &target.pid().to_string()])

@@ -43,7 +43,7 @@ fn start(ruby: &Installed, options: &[&str], program: &str) -> Result<Running> {
     target.wait_for("ready")?;
     let report = json(&["--pid", &target.pid().to_string()])?;
     let path = report["file"]["path"].as_str().context("no path")?;
-    let file = PathBuf::from(format!("/proc/{}/root{path}", target.pid()));
+    let file = rig::file_of(target.pid(), path);
     Ok(Running { target, file })
 }
 

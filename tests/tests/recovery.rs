@@ -97,7 +97,7 @@ fn attach(kernel: &mut Kernel, command: &mut Command) -> Result<Both> {
         ..Attacher::default()
     };
     let blind = blind.attach(pid, &threads)?;
-    let file = PathBuf::from(format!("/proc/{pid}/root{}", seen.ruby.path));
+    let file = rig::file_of(pid, &seen.ruby.path);
     Ok(Both {
         seen,
         blind,

@@ -21,6 +21,7 @@ use super::elf::Elf;
 use super::elf::FileCache;
 use super::elf::file_cache;
 use super::image;
+use super::proc;
 
 /// Where debuggers look.
 const DEBUG_DIR: &str = "/usr/lib/debug";
@@ -36,13 +37,15 @@ pub struct DebugFile {
 }
 
 impl DebugFile {
-    /// Looks for the debug file of an image which the process knows by `path`.
+    /// Looks for the debug file of an image which the process has mapped from
+    /// `path`.
     pub fn find<'data, R: ReadRef<'data>>(
         elf: &Elf<'data, R>,
         path: &Path,
         process: &PinnedProcess,
     ) -> Option<Self> {
-        let candidates = candidates(elf, path);
+        let path = proc::path_in_root(process, path.as_os_str().as_bytes());
+        let candidates = candidates(elf, &path);
         let in_target = candidates.iter().filter_map(|candidate| {
             let file = image::open_file_in_root(process, &candidate.path).ok()?;
             Some((candidate, file, "of the process"))
