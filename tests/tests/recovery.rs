@@ -340,8 +340,12 @@ const HOST: &str = r"
         return ruby_run_node(ruby_options(argc, argv));
     }";
 
-/// Builds [`HOST`] with the static library of a Ruby of the rig; nothing is
-/// exported, and nothing is left of the symbols.
+/// All that the program exports: what the tables of encodings need, which are
+/// loaded like extensions.
+const EXPORTS: &str = "{ rb_enc*; rb_declare_transcoder; rb_register_transcoder; onig*; Onig*; };";
+
+/// Builds [`HOST`] with the static library of a Ruby of the rig; nothing that a
+/// profiler could use is exported, and nothing is left of the symbols.
 fn host_of(ruby: &rubies::Installed, dir: &Path) -> Result<PathBuf> {
     const CONFIG: &str = "c = RbConfig::CONFIG; puts c['rubyhdrdir'], c['rubyarchhdrdir'], \
                           c['libdir'], c['LIBRUBY_A'], c['MAINLIBS']";
@@ -351,10 +355,14 @@ fn host_of(ruby: &rubies::Installed, dir: &Path) -> Result<PathBuf> {
         anyhow::bail!("its configuration: {config}");
     };
     let (source, program) = (dir.join("host.c"), dir.join("host"));
+    let exports = dir.join("exports");
     std::fs::write(&source, HOST)?;
+    std::fs::write(&exports, EXPORTS)?;
     xtask::cmd::run(
         Command::new("cc")
-            .args(["-s", "-O2", "-o"])
+            .args(["-s", "-O2"])
+            .arg(format!("-Wl,--dynamic-list={}", exports.display()))
+            .arg("-o")
             .arg(&program)
             .arg(&source)
             .arg(format!("-I{headers}"))
@@ -377,7 +385,15 @@ fn embedded_without_a_single_symbol() -> Result<()> {
             let file = file_cache(std::fs::File::open(&program)?);
             let elf = Elf::parse(&file)?;
             ensure!(elf.is_stripped()?, "it is stripped");
-            ensure!(elf.dynamic_symbol(b"ruby_version")?.is_none(), "exported");
+            for name in [
+                "ruby_version",
+                "rb_thread_current",
+                "rb_iseq_eval",
+                "rb_id2str",
+            ] {
+                let exported = elf.dynamic_symbol(name.as_bytes())?;
+                ensure!(exported.is_none(), "{name} is exported");
+            }
         }
         let lib = xtask::cmd::output(ruby.command().args([
             "-rrbconfig",
