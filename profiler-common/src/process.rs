@@ -85,7 +85,7 @@ impl DtvLayout {
 }
 
 /// A target process as the kernel half sees it: the value of the process map,
-/// whose key is the process id (tgid) in the initial PID namespace.
+/// whose key is the process id (tgid) in the PID namespace of the agent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct ProcessEntry {
@@ -135,6 +135,8 @@ impl ProcessEntry {
             thread_ec: 0,
             thread_id: 0,
             jit_return: 0,
+            zjit: 0,
+            reserved: 0,
         },
     };
 }

@@ -169,9 +169,9 @@ pub struct Sample {
     pub flags: u32,
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub time: u64,
-    /// Process id in the initial PID namespace.
+    /// Process id in the PID namespace of the agent.
     pub tgid: u32,
-    /// Thread id in the initial PID namespace.
+    /// Thread id in the PID namespace of the agent.
     pub tid: u32,
     /// Id of the stack; `0` when there are no frames.
     pub stack: u64,
@@ -191,7 +191,7 @@ pub struct Sample {
 pub struct StackChunk {
     /// [`RecordKind::Stack`].
     pub kind: u32,
-    /// Process id in the initial PID namespace.
+    /// Process id in the PID namespace of the agent.
     pub tgid: u32,
     /// Id of the stack.
     pub stack: u64,
@@ -225,9 +225,9 @@ pub struct ProcessEvent {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct ThreadPointer {
-    /// Process id in the initial PID namespace.
+    /// Process id in the PID namespace of the agent.
     pub tgid: u32,
-    /// Thread id in the initial PID namespace.
+    /// Thread id in the PID namespace of the agent.
     pub tid: u32,
     /// `fs` base (x86-64) or `tpidr_el0` (arm64).
     pub pointer: u64,

@@ -6,6 +6,7 @@
 //! | `programs::sample` | the timer tick: finds the thread's stack and sends it |
 //! | `programs::processes` | fork, exec and exit of targets |
 //! | `programs::threads` | an iterator that tells the thread pointers of a process |
+//! | `programs::namespace` | an iterator that finds out the agent's PID namespace |
 //! | `maps` | what the kernel half shares with the agent |
 //! | `task` | fields of `task_struct`, at offsets the agent takes from BTF |
 //! | `memory` | target memory, read with the BPF helpers |

@@ -56,12 +56,31 @@ pub(crate) static NEXT: ProgramArray = ProgramArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static ITERATED: Array<u32> = Array::with_max_entries(1, 0);
 
+/// The PID namespace that the agent is in, where that is not the initial one.
+#[map]
+pub(crate) static NAMESPACE: Array<PidNamespace> = Array::with_max_entries(1, 0);
+
+/// Not 0: ids must be translated to those of [`NAMESPACE`].
+#[unsafe(no_mangle)]
+pub(crate) static TRANSLATE_IDS: Global<u32> = Global::new(0);
 /// Offset of `task_struct.pid`.
 #[unsafe(no_mangle)]
 pub(crate) static TASK_PID: Global<u32> = Global::new(0);
 /// Offset of `task_struct.tgid`.
 #[unsafe(no_mangle)]
 pub(crate) static TASK_TGID: Global<u32> = Global::new(0);
+/// Offset of `task_struct.group_leader`.
+#[unsafe(no_mangle)]
+pub(crate) static TASK_LEADER: Global<u32> = Global::new(0);
+/// Offset of `task_struct.thread_pid`.
+#[unsafe(no_mangle)]
+pub(crate) static TASK_THREAD_PID: Global<u32> = Global::new(0);
+/// Offset of `pid.level`.
+#[unsafe(no_mangle)]
+pub(crate) static PID_LEVEL: Global<u32> = Global::new(0);
+/// Offset of `pid.numbers`.
+#[unsafe(no_mangle)]
+pub(crate) static PID_NUMBERS: Global<u32> = Global::new(0);
 /// Offset of `task_struct.signal`.
 #[unsafe(no_mangle)]
 pub(crate) static TASK_SIGNAL: Global<u32> = Global::new(0);
@@ -71,6 +90,17 @@ pub(crate) static SIGNAL_LIVE: Global<u32> = Global::new(0);
 /// Offset of the user thread pointer in `task_struct`.
 #[unsafe(no_mangle)]
 pub(crate) static TASK_THREAD_POINTER: Global<u32> = Global::new(0);
+
+/// A PID namespace.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PidNamespace {
+    /// Address of the kernel's `struct pid_namespace`.
+    pub(crate) address: u64,
+    /// Namespaces around it: 0 for the initial one.
+    pub(crate) level: u32,
+    pub(crate) reserved: u32,
+}
 
 /// A sample in the making, with its walk.
 #[repr(C)]

@@ -9,10 +9,14 @@
 //! | [`profile`] | interned functions, locations, stacks, counts, labels |
 //! | [`output`] | writers over a profile: pprof, folded stacks, flame graph, table |
 //!
+//! [`inspect`] tells what [`targets`] knows of a process or a file.
+//! [`layouts`] has layouts of Ruby's structures from outside the table, and
 //! [`memory`] reads the memory of a target process for the stages that need it.
 
 pub mod cli;
+pub mod inspect;
 pub mod kernel;
+pub mod layouts;
 pub mod memory;
 pub mod output;
 pub mod profile;

@@ -5,6 +5,9 @@
 //! | [`rig`] | what this machine can test: Rubies, the kernel |
 //! | [`target`] | a Ruby program that is profiled |
 //! | [`recording`] | a recording in this process, sample by sample |
+//! | [`frames`] | the program with stacks of every shape, and what must be recorded of it |
+//! | [`pprof`] | a reader of the profiles that rbprof writes |
+//! | [`docker`] | a container engine of the tests' own |
 //! | [`points`] | what a program says of its own stacks |
 //! | [`coredump`] | memory of a Ruby process, from a core dump |
 //! | [`live`] | memory of a running Ruby program |
@@ -12,8 +15,11 @@
 //! | [`truth`] | what a stack has to look like |
 
 pub mod coredump;
+pub mod docker;
+pub mod frames;
 pub mod live;
 pub mod points;
+pub mod pprof;
 pub mod recording;
 pub mod rig;
 pub mod roots;

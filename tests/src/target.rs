@@ -87,6 +87,15 @@ impl Target {
         }
     }
 
+    /// The next line it says.
+    ///
+    /// # Errors
+    /// If it ends, or says nothing for a minute.
+    pub fn next_line(&mut self) -> Result<String> {
+        let line = self.lines.recv_timeout(PATIENCE);
+        line.context("the target said nothing more")
+    }
+
     /// Adds what it has said to `said`; `true` once it has said `word`, which
     /// is not added, or closed its output.
     ///

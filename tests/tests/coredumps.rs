@@ -27,7 +27,6 @@ use rbprof_tests::truth::TrueFrame;
 struct Dump {
     memory: CoreDump,
     layout: &'static Layout,
-    version: Version,
     roots: Roots,
 }
 
@@ -52,7 +51,6 @@ impl Dump {
         Self {
             memory,
             layout,
-            version,
             roots,
         }
     }
@@ -71,7 +69,7 @@ impl Dump {
     }
 
     fn names(&self) -> RubyNames {
-        RubyNames::new(self.layout, self.version, self.roots.global_symbols).with_vm(self.roots.vm)
+        RubyNames::new(self.layout, self.roots.global_symbols).with_vm(self.roots.vm)
     }
 
     fn stack(&self) -> Vec<Resolved> {
@@ -208,7 +206,7 @@ fn the_context_is_thread_local() {
 #[test]
 fn without_a_symbol_table_c_methods_keep_their_class() {
     let dump = Dump::load("3.1.0", Version::new(3, 1, 0));
-    let mut names = RubyNames::new(dump.layout, dump.version, None);
+    let mut names = RubyNames::new(dump.layout, None);
     let mut stack = Vec::new();
     names.resolve(&dump.frames(), &dump.memory, &mut stack);
     assert_eq!(&*stack[0].function.label, "Kernel#<unknown cfunc>");

@@ -66,8 +66,7 @@ impl Target {
     }
 
     fn names(&self) -> RubyNames {
-        RubyNames::new(self.layout, self.program.version, self.roots.global_symbols)
-            .with_vm(self.roots.vm)
+        RubyNames::new(self.layout, self.roots.global_symbols).with_vm(self.roots.vm)
     }
 
     /// The main thread's frames, and whether the walk was complete.

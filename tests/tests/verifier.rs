@@ -7,7 +7,7 @@ use rbprof_tests::recording::Recorder;
 
 /// The verifier gives up after a million instructions, and what it takes for a
 /// program differs from kernel to kernel: there must be room.
-const BUDGETS: [(&str, u32); 7] = [
+const BUDGETS: [(&str, u32); 8] = [
     ("sample", 20_000),
     ("sample_chained", 20_000),
     ("sample_chain_link", 500_000),
@@ -15,14 +15,22 @@ const BUDGETS: [(&str, u32); 7] = [
     ("on_exec", 1_000),
     ("on_exit", 1_000),
     ("thread_pointers", 1_000),
+    ("own_namespace", 1_000),
 ];
 
 #[test]
 fn verifier_takes_every_program_within_its_budget() -> Result<()> {
     let mut seen = Vec::new();
-    for looping in [Looping::Probe, Looping::TailCalls] {
+    for (looping, translate_ids) in [
+        (Looping::Probe, false),
+        (Looping::TailCalls, false),
+        (Looping::Probe, true),
+        (Looping::TailCalls, true),
+    ] {
+        println!("{looping:?}, ids translated: {translate_ids}");
         let options = Options {
             looping,
+            translate_ids,
             ..Options::default()
         };
         let Some(mut recorder) = Recorder::new(&options)? else {

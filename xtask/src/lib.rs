@@ -4,6 +4,8 @@
 pub mod cache;
 pub mod cmd;
 pub mod demo;
+pub mod fuzz;
+pub mod layouts;
 pub mod machine;
 pub mod rubies;
 pub mod setup;

@@ -6,6 +6,8 @@ use clap::Parser;
 use clap::Subcommand;
 
 use xtask::demo;
+use xtask::fuzz;
+use xtask::layouts;
 use xtask::rubies;
 use xtask::setup;
 use xtask::test;
@@ -34,10 +36,21 @@ enum Task {
         /// Which ones [default: those that the tests need].
         names: Vec<String>,
     },
+    /// Compare the table of layouts with generated bindings of every Ruby
+    /// release.
+    Layouts,
     /// Run everything that continuous integration runs.
     Test {
         /// Run only the tests whose name contains this, and no lints.
         filter: Option<String>,
+    },
+    /// Fuzz what reads files of strangers.
+    Fuzz {
+        /// How long each target runs.
+        #[arg(long, default_value_t = 600)]
+        seconds: u32,
+        /// Which targets [default: all].
+        names: Vec<String>,
     },
     /// Profile a bundled Ruby program for five seconds and show the result.
     Demo,
@@ -48,7 +61,9 @@ fn main() -> ExitCode {
         Task::Setup => setup::run(),
         Task::Rubies { list: true, names } => rubies::list(&names),
         Task::Rubies { list: false, names } => rubies::provide(&names),
+        Task::Layouts => layouts::check(),
         Task::Test { filter } => test::run(filter.as_deref()),
+        Task::Fuzz { seconds, names } => fuzz::run(seconds, &names),
         Task::Demo => demo::run(),
     };
     match result {

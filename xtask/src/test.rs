@@ -8,6 +8,7 @@ use anyhow::Result;
 use anyhow::bail;
 
 use crate::cmd;
+use crate::layouts;
 use crate::machine;
 use crate::rubies;
 use crate::setup;
@@ -53,6 +54,7 @@ pub fn run(filter: Option<&str>) -> Result<()> {
                 ])?)
             }),
             stage("clippy for BPF", lint_ebpf),
+            stage("layouts", layouts::check),
             stage("docs", || {
                 let mut doc = cargo(&["doc", "--workspace", "--no-deps"])?;
                 cmd::run(doc.env("RUSTDOCFLAGS", "-D warnings"))

@@ -67,9 +67,13 @@ pub struct RubyWalk {
     /// Lowest address of the VM stack.
     stack: u64,
     cfp_size: u64,
-    /// `jit_return` in a control frame, as a word index, until the newest frame
-    /// is taken; then, and where there is no such field, `0`.
+    /// `jit_return` in a control frame, as a word index; where there is none, 0.
     jit_return: u64,
+    /// Mask over it: all bits for the newest frame, none for others, and none
+    /// where there is no such field.
+    newest: u64,
+    /// Mask over it: all bits if ZJIT keeps `pc` and `iseq` behind it.
+    zjit: u64,
     /// Address and length in bytes of what [`Scratch::frames`] holds.
     frames_at: u64,
     frames_len: u64,
@@ -83,8 +87,12 @@ pub struct RubyWalk {
     tag: u64,
     iseq: u64,
     pc: u64,
+    /// `jit_return` of the current frame, if it is the newest; otherwise 0.
+    in_machine_code: u64,
     hops: u32,
     reads: u32,
+    /// Not 0 if the current frame's `pc` and `iseq` could not be read.
+    lost: u32,
     /// [`sample_flags`] that describe the stack so far.
     pub flags: u32,
     /// Not 0 once the walk has ended by itself.
@@ -104,6 +112,8 @@ impl RubyWalk {
             stack_end: context.stack_end,
             stack: context.stack,
             cfp_size,
+            newest: if layout.jit_return == 0 { 0 } else { u64::MAX },
+            zjit: if layout.zjit == 0 { 0 } else { u64::MAX },
             ..Self::default()
         }
     }
@@ -216,12 +226,21 @@ impl RubyWalk {
         let pc = scratch.frames[(at + fixed::CFP_PC) & INDEX];
         let iseq = scratch.frames[(at + fixed::CFP_ISEQ) & INDEX];
         let ep = scratch.frames[(at + fixed::CFP_EP) & INDEX];
+        let jit_return = scratch.frames[(at + self.jit_return as usize) & INDEX];
+        // State is kept in memory, not in registers, and by masks rather than
+        // branches: the verifier follows each path on its own.
+        self.pc = pc;
+        self.iseq = iseq;
+        self.lost = 0;
         // Machine code writes its place down before it calls something, and so
         // only in the newest frame `pc` may be an older one, or one of an older
         // frame. Source: `rb_profile_frames`, which gives no line there.
-        let in_machine_code =
-            self.jit_return != 0 && scratch.frames[(at + self.jit_return as usize) & INDEX] != 0;
-        self.jit_return = 0;
+        self.in_machine_code = jit_return & self.newest;
+        self.newest = 0;
+        let jit_frame = jit_return & self.zjit;
+        if jit_frame != 0 {
+            self.take_jit_frame(jit_frame, memory);
+        }
         self.cfp += self.cfp_size;
 
         let flags = match self.env_words(ep, memory, scratch) {
@@ -237,31 +256,56 @@ impl RubyWalk {
             | frame_flags::CLASS
             | frame_flags::TOP
             | frame_flags::EVAL
-            | frame_flags::RESCUE => frame_kind::RUBY,
+            | frame_flags::RESCUE
+                if self.lost == 0 =>
+            {
+                frame_kind::RUBY
+            }
             _ => {
                 self.flags |= sample_flags::UNKNOWN_FRAME;
                 frame_kind::UNKNOWN
             }
         };
         self.tag = kind;
-        if flags & frame_flags::FINISH != 0 {
-            self.tag |= frame_attr::FINISH;
-        }
-        if flags & frame_flags::BMETHOD != 0 {
-            self.tag |= frame_attr::BMETHOD;
-        }
-        if kind == frame_kind::RUBY && in_machine_code {
+        if kind == frame_kind::RUBY && self.in_machine_code != 0 {
             self.tag |= frame_attr::NO_PC;
             self.pc = 0;
-        } else {
-            self.pc = pc;
         }
-        self.iseq = iseq;
+        self.tag |= (flags & frame_flags::FINISH) / frame_flags::FINISH * frame_attr::FINISH;
+        self.tag |= (flags & frame_flags::BMETHOD) / frame_flags::BMETHOD * frame_attr::BMETHOD;
         self.hops = 0;
         // An environment pointer is never 0; a hostile one must not look like
         // "no search under way", or its frame would vanish.
         self.env = if ep == 0 { 1 } else { ep };
         Ok(true)
+    }
+
+    /// Takes the `pc` and `iseq` of a frame of ZJIT's. `jit_return` points to a
+    /// place on the native stack; the word before it, to what the compiler left
+    /// for this call: `{ pc, iseq, ... }`. A C method's frame has neither.
+    ///
+    /// As `CFP_ZJIT_FRAME` of Ruby 4.1's `zjit.h`; not proven on a live process.
+    /// Newer revisions inline methods without a control frame: of these, only
+    /// the innermost is shown, in the place of the one it was inlined into.
+    #[inline(always)]
+    fn take_jit_frame<M: Memory>(&mut self, jit_return: u64, memory: &M) {
+        // Until there is something better: what the control frame has may be of
+        // another method.
+        self.pc = 0;
+        self.iseq = 0;
+        if jit_return == fixed::JIT_RETURN_C_FRAME {
+            return;
+        }
+        self.reads += 2;
+        self.lost = 1;
+        let Ok(frame) = memory.word(jit_return.wrapping_sub(fixed::JIT_RETURN_FRAME)) else {
+            return;
+        };
+        if let Ok([pc, iseq, _]) = memory.words3(frame) {
+            self.pc = pc;
+            self.iseq = iseq;
+            self.lost = 0;
+        }
     }
 
     /// Looks at one environment. `Ok(Some(entry))` ends the search, with `0`

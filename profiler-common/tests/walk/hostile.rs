@@ -26,6 +26,15 @@ fn hash(seed: u64, addr: u64) -> u64 {
     x
 }
 
+fn layout(cfp_size: u32, zjit: u32) -> WalkLayout {
+    WalkLayout {
+        cfp_size,
+        jit_return: 48,
+        zjit,
+        ..WalkLayout::default()
+    }
+}
+
 /// Walks and returns how many steps and frames it took.
 fn walk(
     context: &Context,
@@ -96,7 +105,11 @@ fn random_memory() {
                 _ => Some(number),
             }
         });
-        walk(&context, layout, &memory);
+        // With ZJIT on and off.
+        for zjit in [0, 1] {
+            walk(&context, &WalkLayout { zjit, ..*layout }, &memory);
+            memory.reads.set(0);
+        }
     }
 }
 
@@ -131,7 +144,7 @@ fn environments_in_a_circle() {
             stack_end,
             cfp: stack_end - 56 * 4096,
         };
-        let (steps, frames) = walk(&context, &LAYOUTS[0].walk, &memory);
+        let (steps, frames) = walk(&context, &layout(56, 0), &memory);
         assert!(frames > 0, "{name}: {steps} steps");
     }
 }
@@ -147,7 +160,7 @@ fn the_ends_of_the_address_space() {
             stack_end,
             cfp: stack,
         };
-        walk(&context, &LAYOUTS[0].walk, &memory);
+        walk(&context, &layout(56, 0), &memory);
     }
     for value in [0, 1, 7, 8, 16, 24, u64::MAX, u64::MAX - 7, 1 << 63] {
         let memory = Words::new(|_| Some(value));
@@ -157,7 +170,7 @@ fn the_ends_of_the_address_space() {
             stack_end: 0x9000,
             cfp: 0x1000,
         };
-        walk(&context, &LAYOUTS[0].walk, &memory);
+        walk(&context, &layout(56, 0), &memory);
         for layout in &LAYOUTS {
             for kind in [root::TLS_STATIC, root::TLS_DTV, root::GLOBAL, 9] {
                 let entry = ProcessEntry {

@@ -3,6 +3,8 @@
 use crate::support::Frames;
 use crate::support::Sparse;
 use rbprof_common::layout::LAYOUTS;
+use rbprof_common::layout::Layout;
+use rbprof_common::layout::WalkLayout;
 use rbprof_common::layout::frame_flags;
 use rbprof_common::layout::imemo;
 use rbprof_common::roots;
@@ -101,16 +103,14 @@ impl Vm {
             .iter()
             .rfind(|l| l.walk.cfp_size == cfp_size)
             .unwrap();
+        self.walk_with(&layout.walk)
+    }
+
+    fn walk_with(&self, layout: &WalkLayout) -> (u32, Vec<Frame>) {
         let memory = self.memory.memory();
-        let context = roots::read_context(EC, &layout.walk, &memory).unwrap();
+        let context = roots::read_context(EC, layout, &memory).unwrap();
         let mut frames = Frames::default();
-        let flags = walk_all(
-            &context,
-            &layout.walk,
-            &memory,
-            &mut Scratch::new(),
-            &mut frames,
-        );
+        let flags = walk_all(&context, layout, &memory, &mut Scratch::new(), &mut frames);
         (flags, frames.0)
     }
 }
@@ -290,6 +290,106 @@ fn a_frame_whose_environment_is_gone_is_shown_and_the_walk_goes_on() {
             Frame::new(frame_kind::RUBY, 0x200, 0x208, entry),
         ]
     );
+}
+
+/// Ruby 4.1, the first with the rule.
+fn with_jit_frames() -> &'static Layout {
+    LAYOUTS.iter().find(|l| l.zjit).unwrap()
+}
+
+/// Frames under a JIT, outermost first: of a method that is interpreted, of one
+/// that is compiled, of a C method that this calls. `jit_return` of each.
+fn jit_program(compiled: u64, c_method: u64) -> (Vm, [u64; 2]) {
+    let mut vm = Vm::new(56);
+    let method = vm.object(imemo::MENT, 0);
+    let c_entry = vm.object(imemo::MENT, 0);
+    for (iseq, flags, entry, jit_return) in [
+        (0x200, METHOD, method, 0),
+        (0x300, METHOD, method, compiled),
+        (0, frame_flags::CFUNC | LOCAL, c_entry, c_method),
+    ] {
+        vm.push(iseq, iseq, flags, entry, 0);
+        vm.memory.put(vm.cfp + 48, jit_return);
+    }
+    (vm, [method, c_entry])
+}
+
+/// Where native stacks and ZJIT's own memory are.
+const NATIVE: u64 = 0x7fff_0000_0000;
+const JIT_FRAME: u64 = 0x4000_0000;
+
+#[test]
+fn under_zjit_pc_and_iseq_come_from_its_frames() {
+    let (mut vm, [method, c_entry]) = jit_program(NATIVE, 1);
+    vm.memory.put(NATIVE - 8, JIT_FRAME);
+    for (at, word) in [(0, 0x408), (8, 0x400), (16, 0)] {
+        vm.memory.put(JIT_FRAME + at, word);
+    }
+    let interpreted = Frame::new(frame_kind::RUBY, 0x200, 0x200, method);
+    let c_frame = Frame::new(frame_kind::CFUNC, 0, 0, c_entry);
+    let layout = with_jit_frames();
+    assert_eq!(
+        vm.walk_with(&layout.walk_with_zjit(true)),
+        (
+            0,
+            vec![
+                c_frame,
+                Frame::new(frame_kind::RUBY, 0x400, 0x408, method),
+                interpreted
+            ]
+        )
+    );
+    // Off: what other JITs keep there is no business of the walk.
+    assert_eq!(layout.walk_with_zjit(false), layout.walk);
+    assert_eq!(
+        vm.walk_with(&layout.walk),
+        (
+            0,
+            vec![
+                c_frame,
+                Frame::new(frame_kind::RUBY, 0x300, 0x300, method),
+                interpreted
+            ]
+        )
+    );
+}
+
+#[test]
+fn releases_without_the_rule_do_not_follow_it() {
+    for layout in LAYOUTS
+        .iter()
+        .filter(|l| l.from.major < 4 || l.from.minor < 1)
+    {
+        assert_eq!(layout.walk_with_zjit(true), layout.walk);
+        assert_eq!(layout.walk.zjit, 0);
+    }
+}
+
+#[test]
+fn a_frame_of_zjit_that_cannot_be_read_is_unknown_rather_than_another() {
+    // Nothing at all; no frame behind the place; half a frame.
+    let layout = with_jit_frames().walk_with_zjit(true);
+    for words in [
+        &[][..],
+        &[(NATIVE - 8, 0)],
+        &[(NATIVE - 8, JIT_FRAME), (JIT_FRAME, 0x408)],
+    ] {
+        let (mut vm, [method, c_entry]) = jit_program(NATIVE, 1);
+        for &(at, word) in words {
+            vm.memory.put(at, word);
+        }
+        assert_eq!(
+            vm.walk_with(&layout),
+            (
+                sample_flags::UNKNOWN_FRAME,
+                vec![
+                    Frame::new(frame_kind::CFUNC, 0, 0, c_entry),
+                    Frame::new(frame_kind::UNKNOWN, 0, 0, 0),
+                    Frame::new(frame_kind::RUBY, 0x200, 0x200, method),
+                ]
+            )
+        );
+    }
 }
 
 #[test]

@@ -5,6 +5,8 @@
     reason = "the macros of aya-ebpf want contexts by value"
 )]
 
+mod iterator;
+mod namespace;
 mod processes;
 mod sample;
 mod threads;

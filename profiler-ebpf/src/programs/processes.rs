@@ -1,7 +1,6 @@
 //! Fork, exec and exit of targets.
 
 use aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP;
-use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::macros::raw_tracepoint;
 use aya_ebpf::programs::RawTracePointContext;
@@ -14,6 +13,7 @@ use crate::maps::PROCESSES;
 use crate::maps::RECORDS;
 use crate::maps::count;
 use crate::task::Task;
+use crate::task::current_ids;
 
 /// `sched_process_fork(parent, child)`: a target's child is a target from its
 /// first instruction. Its memory is a copy, so its roots are the same.
@@ -41,7 +41,9 @@ fn forked(ctx: &RawTracePointContext) -> Option<()> {
 /// `sched_process_exec`: what was known of the process is void.
 #[raw_tracepoint(tracepoint = "sched_process_exec")]
 fn on_exec(ctx: RawTracePointContext) {
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let Some((tgid, _)) = current_ids() else {
+        return;
+    };
     // SAFETY: only whether there is an entry is asked.
     if unsafe { PROCESSES.get(tgid) }.is_some() {
         aya_log_ebpf::debug!(&ctx, "process {} executed another program", tgid);
@@ -54,7 +56,9 @@ fn on_exec(ctx: RawTracePointContext) {
 /// with its last one.
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 fn on_exit(ctx: RawTracePointContext) {
-    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    let Some((tgid, _)) = current_ids() else {
+        return;
+    };
     // SAFETY: only whether there is an entry is asked.
     if unsafe { PROCESSES.get(tgid) }.is_none() {
         return;

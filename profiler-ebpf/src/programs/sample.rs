@@ -10,10 +10,8 @@ use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP;
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::bpf_get_current_comm;
-use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::bpf_get_smp_processor_id;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
-use aya_ebpf::helpers::generated::bpf_get_current_task;
 use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
@@ -48,6 +46,7 @@ use crate::maps::State;
 use crate::maps::count;
 use crate::memory::UserMemory;
 use crate::task::Task;
+use crate::task::current_ids;
 
 /// Steps of one link in the chain of tail calls. A chain has at most 33 links
 /// (32 on some kernels), so that 2,048 frames and the searches for the method
@@ -154,8 +153,9 @@ fn buffers() -> Option<(*mut State, *mut Scratch, *mut StackBuffer)> {
 /// otherwise the sample, if there is one, has been sent.
 #[inline(always)]
 fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
-    let pid_tgid = bpf_get_current_pid_tgid();
-    let tgid = (pid_tgid >> 32) as u32;
+    let Some((tgid, tid)) = current_ids() else {
+        return false;
+    };
     // SAFETY: the entry is only read; the agent replaces entries whole.
     let Some(entry) = (unsafe { PROCESSES.get(tgid) }) else {
         return false;
@@ -174,7 +174,7 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
         },
         time,
         tgid,
-        tid: pid_tgid as u32,
+        tid,
         stack: 0,
         frames: 0,
         cpu,
@@ -197,9 +197,7 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
         }
         return false;
     }
-    // SAFETY: the helper has no preconditions.
-    let task = Task(unsafe { bpf_get_current_task() });
-    let context = match task.thread_pointer() {
+    let context = match Task::current().thread_pointer() {
         Some(thread_pointer) => roots::context_of(entry, thread_pointer, &UserMemory),
         None => Err(NoContext::Fault),
     };
@@ -220,7 +218,7 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
             aya_log_ebpf::debug!(
                 ctx,
                 "no execution context in thread {}: {}",
-                pid_tgid as u32,
+                tid,
                 reason as u32
             );
             send_sample(&state.sample, BPF_RB_NO_WAKEUP);

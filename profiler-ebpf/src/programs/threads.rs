@@ -8,28 +8,13 @@ use aya_ebpf::helpers::generated::bpf_seq_write;
 use rbprof_common::wire::ThreadPointer;
 
 use crate::maps::ITERATED;
+use crate::programs::iterator::step;
 use crate::task::Task;
-
-/// `struct bpf_iter_meta` of the kernel, as far as it is used.
-#[repr(C)]
-struct IterMeta {
-    seq: *mut c_void,
-}
-
-/// `struct bpf_iter__task` of the kernel.
-#[repr(C)]
-struct IterTask {
-    meta: *const IterMeta,
-    task: *const c_void,
-}
 
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 fn thread_pointers(ctx: *mut c_void) -> i32 {
-    let ctx = ctx.cast_const().cast::<IterTask>();
-    // SAFETY: the kernel calls an iterator over tasks with this context; the
-    // verifier knows the types behind both pointers.
-    let (seq, task) = unsafe { ((*(*ctx).meta).seq, (*ctx).task) };
+    let (seq, task) = step(ctx);
     if task.is_null() {
         return 0;
     }
@@ -37,7 +22,7 @@ fn thread_pointers(ctx: *mut c_void) -> i32 {
     let Some(wanted) = ITERATED.get(0) else {
         return 0;
     };
-    let (Some(tgid), Some(tid), Some(pointer)) = (task.tgid(), task.pid(), task.thread_pointer())
+    let (Some(tgid), Some(tid), Some(pointer)) = (task.tgid(), task.tid(), task.thread_pointer())
     else {
         return 0;
     };

@@ -33,6 +33,69 @@ pub enum Command {
         rbprof record --pid 1234 -d 10 -o out.svg -o out.pb.gz\n  \
         rbprof record -o - --format folded -- bundle exec rake test > stacks.folded")]
     Record(Record),
+    /// Show what rbprof knows of a Ruby, and how.
+    ///
+    /// The page to look at when a profile lacks something: version and build,
+    /// which symbols the build shows, how everything else was found, what would
+    /// be missing in a profile, and how to get it.
+    #[command(after_help = "Examples:\n  \
+        rbprof inspect --pid 1234\n  \
+        rbprof inspect /usr/lib/x86_64-linux-gnu/libruby-3.3.so.3.3 --json\n  \
+        rbprof inspect --check libruby.so.3.4")]
+    Inspect(Inspect),
+
+    /// Write the layout of a Ruby's structures into a file.
+    ///
+    /// rbprof knows the layout of every release. For a Ruby in development, or
+    /// one with patches that move fields, this makes one of the debug
+    /// information (DWARF) of that Ruby, for `rbprof record --layout FILE`. With
+    /// --version alone, it writes a layout that rbprof has, as a template.
+    #[command(after_help = "Examples:\n  \
+        rbprof layout --from /opt/ruby-dev/lib/libruby.so.4.1.0 -o ruby-dev.toml\n  \
+        rbprof layout --version 3.4")]
+    Layout(Layout),
+}
+
+/// Arguments of `rbprof inspect`.
+#[derive(Debug, Args)]
+#[group(id = "subject", required = true, args = ["pid", "file", "check"])]
+pub struct Inspect {
+    /// Process to look at; nothing is done to it.
+    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
+    pub pid: Option<u32>,
+
+    /// File to look at: a libruby, or a program that Ruby is linked into.
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+
+    /// Check that a file exports the four symbols that profilers need
+    /// (ruby_version, ruby_current_ec, rb_vm_exec, ruby_global_symbols), so that
+    /// they survive strip: one line for each, and exit status 0 only if all are
+    /// there. For tests of packages.
+    #[arg(long, value_name = "FILE")]
+    pub check: Option<PathBuf>,
+
+    /// Print JSON.
+    #[arg(long, conflicts_with = "check")]
+    pub json: bool,
+}
+
+/// Arguments of `rbprof layout`.
+#[derive(Debug, Args)]
+pub struct Layout {
+    /// File with the debug information: libruby.so of a shared build, ruby of a
+    /// static one, or the .debug file that was split off it.
+    #[arg(long, value_name = "FILE", required_unless_present = "release")]
+    pub from: Option<PathBuf>,
+
+    /// Release or series, such as 3.4.5 or 3.4. Needed with --from if the file
+    /// does not say which release it is.
+    #[arg(id = "release", long = "version", value_name = "VERSION")]
+    pub version: Option<String>,
+
+    /// File to write; by default standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 /// Arguments of `rbprof record`.
@@ -66,6 +129,11 @@ pub struct Record {
     /// Format of all outputs, whatever their endings.
     #[arg(long, value_enum)]
     pub format: Option<FormatArgument>,
+
+    /// File with the layout of Ruby's structures, for a Ruby that rbprof does
+    /// not know; see `rbprof layout`. Used for every Ruby of the recording.
+    #[arg(long, value_name = "FILE")]
+    pub layout: Option<PathBuf>,
 
     /// Print nothing but errors.
     #[arg(short, long)]
@@ -127,7 +195,27 @@ mod tests {
         let all = ["rbprof", "record"].iter().chain(arguments);
         Arguments::try_parse_from(all).map(|parsed| match parsed.command {
             Command::Record(record) => record,
+            _ => panic!("another command"),
         })
+    }
+
+    #[test]
+    fn a_layout_is_from_a_file_or_of_a_version() {
+        let layout = |arguments: &[&str]| {
+            let all = ["rbprof", "layout"].iter().chain(arguments);
+            Arguments::try_parse_from(all).map(|parsed| match parsed.command {
+                Command::Layout(layout) => layout,
+                _ => panic!("another command"),
+            })
+        };
+        assert!(layout(&[]).is_err());
+        assert_eq!(
+            layout(&["--version", "3.4"]).unwrap().version.as_deref(),
+            Some("3.4")
+        );
+        let both = layout(&["--from", "x.debug", "--version", "3.4.5"]).unwrap();
+        assert_eq!(both.from, Some(PathBuf::from("x.debug")));
+        assert_eq!(both.version.as_deref(), Some("3.4.5"));
     }
 
     #[test]

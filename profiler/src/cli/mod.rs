@@ -5,9 +5,13 @@
 //! | [`args`] | what can be said on the command line |
 //! | [`plan`] | the same, checked, as what is to be done |
 //! | `record` | does it |
+//! | `inspect` | tells what is known of a Ruby |
+//! | `layout` | `rbprof layout` |
 //! | `progress` | the live line on a terminal |
 
 pub mod args;
+mod inspect;
+mod layout;
 pub mod plan;
 mod progress;
 mod record;
@@ -25,7 +29,9 @@ pub use self::plan::UsageError;
 /// the arguments.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.command {
+        Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Record(record) => record::run(plan::Plan::new(record)?),
+        Command::Layout(arguments) => layout::run(&arguments),
     }
 }
 

@@ -14,11 +14,22 @@ use crate::output::Format;
 
 /// The arguments do not make sense: exit status 2.
 #[derive(Debug)]
-pub struct UsageError(String);
+pub struct UsageError {
+    command: &'static str,
+    what: String,
+}
+
+impl UsageError {
+    /// What is wrong with the arguments of that command.
+    pub(super) const fn of(command: &'static str, what: String) -> Self {
+        Self { command, what }
+    }
+}
 
 impl fmt::Display for UsageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (see `rbprof record --help`)", self.0)
+        let Self { command, what } = self;
+        write!(f, "{what} (see `rbprof {command} --help`)")
     }
 }
 
@@ -53,6 +64,8 @@ pub struct Plan {
     pub outputs: Vec<Output>,
     /// Format of the file that is named after the process.
     pub default_format: Format,
+    /// File with the layout of every Ruby.
+    pub layout: Option<PathBuf>,
     /// Print nothing but errors.
     pub quiet: bool,
     /// Settings of the kernel half.
@@ -72,6 +85,7 @@ impl Plan {
             frequency,
             output,
             format,
+            layout,
             quiet,
             bpf_log,
             no_bpf_loop,
@@ -87,7 +101,8 @@ impl Plan {
             .count()
             > 1
         {
-            return Err(UsageError(
+            return Err(UsageError::of(
+                "record",
                 "standard output can take one profile only".into(),
             ));
         }
@@ -103,6 +118,7 @@ impl Plan {
             duration: duration.map(Duration::from_secs_f64),
             outputs,
             default_format: format.unwrap_or(Format::Pprof),
+            layout,
             quiet,
             kernel: kernel::Options {
                 frequency: u64::from(frequency),
@@ -138,7 +154,8 @@ fn output_of(path: PathBuf, format: Option<Format>) -> Result<Output, UsageError
         destination @ Destination::Stdout => {
             let format = format.unwrap_or(Format::Pprof);
             if format == Format::Pprof && std::io::stdout().is_terminal() {
-                return Err(UsageError(
+                return Err(UsageError::of(
+                    "record",
                     "a pprof profile is not for a terminal: redirect standard output, name a \
                      file with -o, or choose --format folded"
                         .into(),
@@ -154,10 +171,13 @@ fn output_of(path: PathBuf, format: Option<Format>) -> Result<Output, UsageError
                 destination,
                 format,
             }),
-            None => Err(UsageError(format!(
-                "the ending of {destination} tells no format: use .pb.gz, .folded or .svg, or \
+            None => Err(UsageError::of(
+                "record",
+                format!(
+                    "the ending of {destination} tells no format: use .pb.gz, .folded or .svg, or \
                  give --format"
-            ))),
+                ),
+            )),
         },
     }
 }

@@ -21,6 +21,7 @@ use super::plan::Plan;
 use super::plan::Subject;
 use super::progress::Progress;
 use super::progress::State;
+use crate::layouts;
 use crate::output;
 use crate::output::Destination;
 use crate::output::SaveError;
@@ -70,8 +71,13 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
         output.destination.check()?;
     }
 
+    let layout = plan.layout.as_deref().map(layouts::read).transpose()?;
+
     let mut stop = Stop::new()?;
     let mut session = Session::new(&plan.kernel)?;
+    if let (Some(layout), Some(path)) = (layout, &plan.layout) {
+        session.use_layout(layout, &path.display().to_string());
+    }
     let mut running = begin(&plan, &mut session)?;
     let watched = watch(&plan, &mut session, &mut running, &mut stop).await;
     Stop::second_ends_at_once();

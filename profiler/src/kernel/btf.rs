@@ -25,6 +25,37 @@ pub struct KernelOffsets {
     pub signal_live: u32,
     /// The user thread pointer inside `task_struct`.
     pub task_thread_pointer: u32,
+    /// Where ids in other PID namespaces than the initial one are; `None`: not
+    /// where rbprof would look for them.
+    pub ids: Option<IdOffsets>,
+}
+
+/// From a `task_struct` to its ids in all PID namespaces, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IdOffsets {
+    /// `task_struct.group_leader`.
+    pub task_leader: u32,
+    /// `task_struct.thread_pid` (since Linux 4.19).
+    pub task_thread_pid: u32,
+    /// `pid.level`.
+    pub pid_level: u32,
+    /// `pid.numbers`, an array of `struct upid`.
+    pub pid_numbers: u32,
+}
+
+impl IdOffsets {
+    fn from_btf(btf: &Btf<'_>) -> Option<Self> {
+        // The kernel half has a `struct upid` of its own.
+        if btf.offset("upid", &["nr"])? != 0 || btf.offset("upid", &["ns"])? != 8 {
+            return None;
+        }
+        Some(Self {
+            task_leader: btf.offset("task_struct", &["group_leader"])?,
+            task_thread_pid: btf.offset("task_struct", &["thread_pid"])?,
+            pid_level: btf.offset("pid", &["level"])?,
+            pid_numbers: btf.offset("pid", &["numbers"])?,
+        })
+    }
 }
 
 impl KernelOffsets {
@@ -64,6 +95,7 @@ impl KernelOffsets {
             task_signal: offset("task_struct", &["signal"])?,
             signal_live: offset("signal_struct", &["live"])?,
             task_thread_pointer: offset("task_struct", thread_pointer)?,
+            ids: IdOffsets::from_btf(&btf),
         })
     }
 }
@@ -241,6 +273,8 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     /// A BTF file with `struct outer { int a; struct { struct inner b; }; }`.
@@ -252,7 +286,11 @@ mod tests {
         types.extend([0, KIND_TYPEDEF << 24, 2]); // 3: typedef of inner
         types.extend([0, KIND_STRUCT << 24 | 1, 8, 15, 3, 64]); // 4: anonymous {b: inner at 8}
         types.extend([1, KIND_STRUCT << 24 | 2, 24, 7, 1, 0, 0, 4, 32]); // 5: outer
-        let types: Vec<u8> = types.into_iter().flat_map(u32::to_le_bytes).collect();
+        file(&types, strings)
+    }
+
+    fn file(types: &[u32], strings: &[u8]) -> Vec<u8> {
+        let types: Vec<u8> = types.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut file = Vec::new();
         file.extend(MAGIC.to_le_bytes());
         file.extend([1, 0]);
@@ -273,6 +311,45 @@ mod tests {
         assert_eq!(btf.offset("outer", &["b", "c"]), Some(16));
         assert_eq!(btf.offset("outer", &["missing"]), None);
         assert_eq!(btf.offset("missing", &["a"]), None);
+    }
+
+    /// A BTF file with what the ids of a task are found by; `nr` and `ns` are
+    /// where `struct upid` has them.
+    fn with_ids(nr: u32, ns: u32) -> Vec<u8> {
+        let names = ["upid", "nr", "ns", "pid", "level", "numbers", "task_struct"];
+        let names = [&names[..], &["thread_pid", "group_leader"]].concat();
+        let mut strings = vec![0];
+        let mut at = HashMap::new();
+        for name in names {
+            at.insert(name, strings.len() as u32);
+            strings.extend(name.bytes().chain([0]));
+        }
+        let mut types: Vec<u32> = vec![0, KIND_INT << 24, 4, 32];
+        for (name, members) in [
+            ("upid", [("nr", nr), ("ns", ns)]),
+            ("pid", [("level", 4), ("numbers", 96)]),
+            ("task_struct", [("thread_pid", 40), ("group_leader", 48)]),
+        ] {
+            types.extend([at[name], KIND_STRUCT << 24 | 2, 64]);
+            for (member, offset) in members {
+                types.extend([at[member], 1, offset * 8]);
+            }
+        }
+        file(&types, &strings)
+    }
+
+    #[test]
+    fn ids_are_found_only_where_the_kernel_half_looks_for_them() {
+        let ids = |nr, ns| IdOffsets::from_btf(&Btf::parse(&with_ids(nr, ns)).unwrap());
+        let offsets = IdOffsets {
+            task_leader: 48,
+            task_thread_pid: 40,
+            pid_level: 4,
+            pid_numbers: 96,
+        };
+        assert_eq!(ids(0, 8), Some(offsets));
+        assert_eq!(ids(8, 0), None);
+        assert_eq!(IdOffsets::from_btf(&Btf::parse(&sample()).unwrap()), None);
     }
 
     #[test]

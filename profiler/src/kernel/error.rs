@@ -139,6 +139,16 @@ impl KernelError {
     }
 }
 
+/// The kernel keeps the ids of processes in other ways than rbprof knows.
+pub(super) fn unknown_ids() -> KernelError {
+    KernelError::NoBtf(format!(
+        "{} does not describe the ids of PID namespaces (task_struct.thread_pid, pid.numbers) as \
+         rbprof knows them; in the host's own PID namespace (docker run --pid=host, hostPID: \
+         true) it can do without",
+        super::btf::VMLINUX
+    ))
+}
+
 /// Whether a failed load came with the verifier's reasons, which makes EACCES
 /// its verdict and not a matter of privileges.
 fn verifier_spoke(text: &str) -> bool {

@@ -6,7 +6,7 @@
 //! | [`btf`] | offsets into the running kernel's structures |
 //! | [`error`] | what can go wrong, with what to do about it |
 //! | `ticks` | one timer event per online CPU, through hotplug |
-//! | `threads` | thread pointers of a process, through the task iterator |
+//! | `threads` | iterators over tasks, and thread pointers of a process |
 
 pub mod btf;
 pub mod error;
@@ -50,6 +50,9 @@ pub struct Options {
     pub log: bool,
     /// How the walk loops.
     pub looping: Looping,
+    /// Deal in the process ids of this process's own PID namespace. Must be set
+    /// where that is not the initial one; elsewhere it costs time for nothing.
+    pub translate_ids: bool,
 }
 
 /// How the walk loops in the kernel.
@@ -68,6 +71,7 @@ impl Default for Options {
             ring_bytes: 8 << 20,
             log: false,
             looping: Looping::Probe,
+            translate_ids: false,
         }
     }
 }
@@ -145,11 +149,21 @@ impl Kernel {
             .map_err(|(file, error)| KernelError::step(format!("reading {file}"), error))?;
         let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
         let log_level: u8 = if options.log { 5 } else { 0 };
+        let translate_ids = u32::from(options.translate_ids);
+        let ids = match offsets.ids {
+            None if options.translate_ids => return Err(error::unknown_ids()),
+            ids => ids.unwrap_or_default(),
+        };
 
         let mut ebpf = EbpfLoader::new()
             .btf(Some(&btf))
             .override_global("TASK_PID", &offsets.task_pid, true)
             .override_global("TASK_TGID", &offsets.task_tgid, true)
+            .override_global("TRANSLATE_IDS", &translate_ids, true)
+            .override_global("TASK_LEADER", &ids.task_leader, true)
+            .override_global("TASK_THREAD_PID", &ids.task_thread_pid, true)
+            .override_global("PID_LEVEL", &ids.pid_level, true)
+            .override_global("PID_NUMBERS", &ids.pid_numbers, true)
             .override_global("TASK_SIGNAL", &offsets.task_signal, true)
             .override_global("SIGNAL_LIVE", &offsets.signal_live, true)
             .override_global("TASK_THREAD_POINTER", &offsets.task_thread_pointer, true)
@@ -172,10 +186,11 @@ impl Kernel {
                 .load()
                 .map_err(|error| KernelError::load(name, error))?;
         }
-        let iterator: &mut Iter = program(&mut ebpf, "thread_pointers")?;
-        iterator
-            .load("task", &btf)
-            .map_err(|error| KernelError::load("thread_pointers", error))?;
+        load_iterator(&mut ebpf, "thread_pointers", &btf)?;
+        // Before anything asks for ids.
+        if options.translate_ids {
+            threads::run(load_iterator(&mut ebpf, "own_namespace", &btf)?)?;
+        }
         for (name, tracepoint) in [
             ("on_fork", "sched_process_fork"),
             ("on_exec", "sched_process_exec"),
@@ -349,6 +364,18 @@ fn load_sampler(
         .map_err(|error| KernelError::load("sample_chain_link", error))?;
     next.set(0, fd, 0).map_err(KernelError::map)?;
     Ok(("sample_chained", "tail calls", next))
+}
+
+fn load_iterator<'a>(
+    ebpf: &'a mut Ebpf,
+    name: &str,
+    btf: &aya::Btf,
+) -> Result<&'a mut Iter, KernelError> {
+    let iterator: &mut Iter = program(ebpf, name)?;
+    iterator
+        .load("task", btf)
+        .map_err(|error| KernelError::load(name, error))?;
+    Ok(iterator)
 }
 
 fn take(ebpf: &mut Ebpf, name: &str) -> Result<aya::maps::Map, KernelError> {

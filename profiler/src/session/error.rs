@@ -18,8 +18,8 @@ pub enum SessionError {
     },
     /// The kernel half cannot be used.
     Kernel(KernelError),
-    /// rbprof runs in a PID namespace of its own.
-    PidNamespace,
+    /// The process ids in `/proc` are not those that system calls take.
+    Proc,
 }
 
 impl std::fmt::Display for SessionError {
@@ -28,10 +28,10 @@ impl std::fmt::Display for SessionError {
             Self::Attach(error) => error.fmt(f),
             Self::Memory { pid, error } => write!(f, "process {pid}: {error}"),
             Self::Kernel(error) => error.fmt(f),
-            Self::PidNamespace => f.write_str(
-                "rbprof runs in a PID namespace of its own, where process ids are not those of \
-                 the kernel. Run it on the host, or in a container that shares the host's \
-                 (docker run --pid=host, hostPID: true)",
+            Self::Proc => f.write_str(
+                "/proc is not that of rbprof's own PID namespace, or not mounted: the process ids \
+                 there would mean other processes. Mount it anew (unshare --mount-proc, or mount \
+                 -t proc proc /proc), and do not put the host's /proc over a container's",
             ),
         }
     }

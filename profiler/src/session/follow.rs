@@ -30,7 +30,7 @@ impl Session {
                 value: thread.pointer,
             })
             .collect();
-        Ok(crate::targets::attach(pid, &threads)?)
+        Ok(self.attacher.attach(pid, &threads)?)
     }
 
     pub(super) fn take_target(&mut self, pid: u32, target: Target) -> Result<(), SessionError> {
@@ -74,7 +74,7 @@ impl Session {
                 Err(
                     error @ (SessionError::Kernel(_)
                     | SessionError::Memory { .. }
-                    | SessionError::PidNamespace),
+                    | SessionError::Proc),
                 ) => {
                     return Err(error);
                 }

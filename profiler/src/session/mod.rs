@@ -24,6 +24,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 use std::time::SystemTime;
 
+use rbprof_common::layout::Layout;
 use rbprof_common::process::ProcessEntry;
 use rbprof_common::wire::Sample;
 
@@ -44,6 +45,7 @@ use crate::samples::Record;
 use crate::samples::StackTable;
 use crate::symbolize::Resolved;
 use crate::targets::AttachError;
+use crate::targets::Attacher;
 
 /// Frames of stacks remembered in user space: 64 MiB.
 const STACK_BUDGET: usize = (64 << 20) / 24;
@@ -63,6 +65,7 @@ pub type Observer = Box<dyn FnMut(&Observed<'_>) + Send>;
 /// A recording in progress.
 pub struct Session {
     kernel: Kernel,
+    attacher: Attacher,
     processes: HashMap<u32, Process>,
     stacks: StackTable,
     profile: Profile,
@@ -94,13 +97,18 @@ impl Session {
     /// Loads the kernel half. Ticks begin with [`Session::start`].
     ///
     /// # Errors
-    /// [`SessionError`] when the kernel half cannot be loaded, or knows other
-    /// process ids than this process.
+    /// [`SessionError`] when the kernel half cannot be loaded, or `/proc` has
+    /// other process ids than this process.
     pub fn new(options: &kernel::Options) -> Result<Self, SessionError> {
-        if !crate::targets::proc::in_initial_pid_namespace() {
-            return Err(SessionError::PidNamespace);
+        if !crate::targets::proc::is_of_own_pid_namespace() {
+            return Err(SessionError::Proc);
         }
-        let kernel = Kernel::load(options)?;
+        let translate_ids =
+            options.translate_ids || !crate::targets::proc::in_initial_pid_namespace();
+        let kernel = Kernel::load(&kernel::Options {
+            translate_ids,
+            ..options.clone()
+        })?;
         let metadata = Metadata {
             start_unix_ns: unix_ns(),
             frequency_hz: u32::try_from(options.frequency).unwrap_or(u32::MAX),
@@ -110,6 +118,7 @@ impl Session {
         };
         Ok(Self {
             kernel,
+            attacher: Attacher::default(),
             processes: HashMap::new(),
             stacks: StackTable::new(STACK_BUDGET),
             profile: Profile::new(metadata),
@@ -123,6 +132,26 @@ impl Session {
             resolved: Vec::new(),
             locations: Vec::new(),
         })
+    }
+
+    /// What processes are attached to with.
+    pub const fn attacher(&mut self) -> &mut Attacher {
+        &mut self.attacher
+    }
+
+    /// Reads every Ruby by this layout instead of the table's; the profile says
+    /// so, with `from` as where it is from.
+    pub fn use_layout(&mut self, layout: &'static Layout, from: &str) {
+        self.attacher.layout = Some(layout);
+        self.warn(&format!(
+            "layout from {from}, made for Ruby {}{}",
+            layout.from,
+            if layout.from == layout.to {
+                String::new()
+            } else {
+                format!(" to {}", layout.to)
+            }
+        ));
     }
 
     /// Has every sample with Ruby frames shown to `observer`.

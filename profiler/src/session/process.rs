@@ -6,7 +6,6 @@ use std::time::Duration;
 use std::time::Instant;
 
 use rbprof_common::layout::Layout;
-use rbprof_common::layout::Version;
 use rbprof_common::process::Collector;
 use rbprof_common::wire::Frame;
 
@@ -52,7 +51,6 @@ pub enum Readiness {
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     layout: &'static Layout,
-    version: Version,
     global_symbols: Option<u64>,
     /// The process's `rb_vm_t`, or 0.
     vm: u64,
@@ -70,7 +68,7 @@ impl Facts {
     }
 
     fn names(&self) -> RubyNames {
-        let names = RubyNames::new(self.layout, self.version, self.global_symbols);
+        let names = RubyNames::new(self.layout, self.global_symbols);
         if self.vm == 0 {
             names
         } else {
@@ -167,7 +165,6 @@ impl Process {
     pub fn ready(target: Target) -> Result<Self, OpenError> {
         let facts = Facts {
             layout: target.ruby.layout,
-            version: target.ruby.version,
             global_symbols: target.global_symbols,
             vm: target.entry.vm,
             collector: target.entry.collector,

@@ -16,9 +16,6 @@ use super::methods::Method;
 use super::strings;
 use crate::memory::TargetMemory;
 
-/// `rb_classext_t.permanent_classpath`, in the word before `classpath`.
-const PERMANENT: u64 = 1 << 40;
-
 /// The class a method is shown with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
@@ -55,6 +52,9 @@ impl Classes {
         layout: &NameLayout,
         method: &Method,
     ) -> Result<Option<Owner>, Unreadable> {
+        if layout.class_names == ClassNames::Unknown {
+            return Ok(None);
+        }
         let mut class = method.owner;
         let mut flags = reader.masked(class, object_type::MASK | layout.singleton_flag)?;
         if flags & object_type::MASK == object_type::ICLASS {
@@ -91,12 +91,20 @@ impl Classes {
         layout: &NameLayout,
         class: u64,
     ) -> Result<Option<u64>, Unreadable> {
-        let ClassNames::Fields { classpath, .. } = layout.class_names else {
+        let ClassNames::Fields {
+            classpath,
+            permanent,
+            permanent_bit,
+            ..
+        } = layout.class_names
+        else {
             return self.hidden.get(reader, layout, class, Hidden::ClassPath);
         };
-        let field = class.wrapping_add(u64::from(classpath));
-        let permanent = reader.masked(field.wrapping_sub(8), PERMANENT)? != 0;
-        let path = reader.word(field)?;
+        // As a bit of the word that the byte is in.
+        let byte = class.wrapping_add(u64::from(permanent));
+        let bit = u64::from(permanent_bit) << (byte % 8 * 8);
+        let permanent = reader.masked(byte & !7, bit)? != 0;
+        let path = reader.word(class.wrapping_add(u64::from(classpath)))?;
         Ok((permanent && path != 0).then_some(path))
     }
 

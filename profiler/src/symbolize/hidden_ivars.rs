@@ -106,7 +106,7 @@ impl HiddenIvars {
                 let value = values.wrapping_add(u64::from(index) * 8);
                 Ok(Some(reader.word(value)?))
             }
-            ClassNames::Fields { .. } => Ok(None),
+            ClassNames::Fields { .. } | ClassNames::Unknown => Ok(None),
         }
     }
 
@@ -178,7 +178,7 @@ fn learn<M: TargetMemory>(
                 })
                 .ok_or(Unreadable)
         }
-        ClassNames::Fields { .. } => Err(Unreadable),
+        ClassNames::Fields { .. } | ClassNames::Unknown => Err(Unreadable),
     }
 }
 

@@ -98,11 +98,12 @@ pub(super) fn check_imemo<M: TargetMemory>(
 /// Where the instructions of the sequence at `address` are, and its body.
 pub(super) fn code<M: TargetMemory>(
     reader: &mut Reader<'_, M>,
+    layout: &NameLayout,
     address: u64,
 ) -> Result<(u64, IseqType, Code), Unreadable> {
     const _: () = assert!(fixed::BODY_TYPE == 0 && fixed::BODY_SIZE == 4);
     check_imemo(reader, address, imemo::ISEQ)?;
-    let body = reader.word(address.wrapping_add(fixed::ISEQ_BODY))?;
+    let body = reader.word(address.wrapping_add(u64::from(layout.iseq_body)))?;
     let type_and_size = reader.word(body.wrapping_add(fixed::BODY_TYPE))?;
     let start = reader.word(body.wrapping_add(fixed::BODY_ENCODED))?;
     let kind = IseqType::new(type_and_size & u64::from(u32::MAX))?;
@@ -117,7 +118,7 @@ impl Iseq {
         layout: &NameLayout,
         address: u64,
     ) -> Result<Self, Unreadable> {
-        let (body, kind, code) = code(reader, address)?;
+        let (body, kind, code) = code(reader, layout, address)?;
         Ok(Self {
             address,
             body,
@@ -134,7 +135,7 @@ impl Iseq {
         reader: &mut Reader<'_, M>,
         layout: &NameLayout,
     ) -> Result<Arc<str>, Unreadable> {
-        self.string(reader, layout, fixed::BODY_LABEL)
+        self.string(reader, layout, layout.label)
     }
 
     /// The label without what kind of code it is: `foo`.
@@ -143,16 +144,20 @@ impl Iseq {
         reader: &mut Reader<'_, M>,
         layout: &NameLayout,
     ) -> Result<Arc<str>, Unreadable> {
-        self.string(reader, layout, fixed::BODY_BASE_LABEL)
+        match layout.base_label {
+            Some(offset) => self.string(reader, layout, offset),
+            None if self.local == self.address => self.label(reader, layout),
+            None => Self::read(reader, layout, self.local)?.label(reader, layout),
+        }
     }
 
     fn string<M: TargetMemory>(
         &self,
         reader: &mut Reader<'_, M>,
         layout: &NameLayout,
-        offset: u64,
+        offset: u16,
     ) -> Result<Arc<str>, Unreadable> {
-        let string = reader.word(self.body.wrapping_add(offset))?;
+        let string = reader.word(self.body.wrapping_add(u64::from(offset)))?;
         strings::interned_text(reader, layout, string)
     }
 
@@ -182,7 +187,7 @@ impl Iseq {
         reader: &mut Reader<'_, M>,
         layout: &NameLayout,
     ) -> Result<u32, Unreadable> {
-        let address = self.body.wrapping_add(fixed::BODY_FIRST_LINE);
+        let address = self.body.wrapping_add(u64::from(layout.first_lineno));
         Ok(match layout.first_line {
             FirstLine::Int => line_number(reader.int(address)?),
             FirstLine::Fixnum => u32::try_from(reader.word(address)? >> 1).unwrap_or(0),

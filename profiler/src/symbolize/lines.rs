@@ -37,7 +37,7 @@ pub(super) fn line<M: TargetMemory>(
     address: u64,
     pc: u64,
 ) -> Result<u32, Unreadable> {
-    let (body, _, code) = iseq::code(reader, address)?;
+    let (body, _, code) = iseq::code(reader, layout, address)?;
     if !code.contains(pc) {
         return Ok(0);
     }
@@ -100,6 +100,7 @@ mod tests {
     use rbprof_common::layout::object_type;
 
     use super::super::test_memory::FakeMemory;
+    use super::super::test_memory::of_release;
     use super::*;
 
     const ISEQ: u64 = 0x1000;
@@ -117,7 +118,7 @@ mod tests {
         memory.map(TABLE, 0x2000);
         memory.map(ENTRIES, 0x20000);
         memory.put(ISEQ, object_type::IMEMO | imemo::ISEQ << 12);
-        memory.put(ISEQ + fixed::ISEQ_BODY, BODY);
+        memory.put(ISEQ + u64::from(layout.iseq_body), BODY);
         memory.put(BODY, 1 | words << 32);
         memory.put(BODY + fixed::BODY_ENCODED, CODE);
         memory.put(BODY + u64::from(layout.insns_info), ENTRIES);
@@ -175,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_single_entry_covers_everything_and_none_nothing() {
-        let layout = &LAYOUTS[3].names;
+        let layout = &of_release(3, 1).names;
         let at = |memory: &FakeMemory, pc| line(&mut Reader::new(memory), layout, ISEQ, pc);
         let memory = sequence(layout, 10, &[0]);
         assert_eq!(at(&memory, CODE), Ok(100));
@@ -188,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_table_that_points_past_the_entries_gives_no_line() {
-        let layout = &LAYOUTS[3].names;
+        let layout = &of_release(3, 1).names;
         let mut memory = sequence(layout, 10, &[0, 5]);
         memory.put(TABLE, u64::MAX);
         let found = line(&mut Reader::new(&memory), layout, ISEQ, CODE + 8);

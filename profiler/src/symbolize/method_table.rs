@@ -90,10 +90,10 @@ fn has_any<M: TargetMemory>(
 
 #[cfg(test)]
 mod tests {
-    use rbprof_common::layout::LAYOUTS;
 
     use super::super::methods::Body;
     use super::super::test_memory::FakeMemory;
+    use super::super::test_memory::of_release;
     use super::*;
 
     #[test]
@@ -101,7 +101,7 @@ mod tests {
         let mut memory = FakeMemory::default();
         memory.map(0x1000, 0x4000);
         let (class, origin, table, items) = (0x1000, 0x1800, 0x2000, 0x3000);
-        let layout = &LAYOUTS[6].names;
+        let layout = &of_release(3, 4).names;
         let ClassField::Direct(at) = layout.method_table else {
             panic!("another layout");
         };

@@ -38,7 +38,6 @@ use std::sync::Arc;
 
 use rbprof_common::layout::Layout;
 use rbprof_common::layout::NameLayout;
-use rbprof_common::layout::Version;
 use rbprof_common::wire::Frame;
 use rbprof_common::wire::frame_attr;
 use rbprof_common::wire::frame_kind;
@@ -263,15 +262,15 @@ const MAX_READS: u32 = 1 << 19;
 const ATTEMPTS: u32 = 4;
 
 impl RubyNames {
-    /// The names of a process that runs Ruby `version`, with
+    /// The names of a process whose Ruby has that layout, with
     /// `ruby_global_symbols` at `global_symbols` if that is known (without it,
     /// C methods have no names).
     #[must_use]
-    pub fn new(layout: &'static Layout, version: Version, global_symbols: Option<u64>) -> Self {
+    pub fn new(layout: &'static Layout, global_symbols: Option<u64>) -> Self {
         let names = &layout.names;
         Self {
             names,
-            symbols: SymbolTable::new(global_symbols, version),
+            symbols: SymbolTable::new(global_symbols),
             classes: Classes::new(None),
             known: Cache::new(NAMES),
             lines: Cache::new(LINES),

@@ -100,6 +100,7 @@ mod tests {
     use rbprof_common::layout::LAYOUTS;
 
     use super::super::test_memory::FakeMemory;
+    use super::super::test_memory::of_release;
     use super::*;
 
     fn read(memory: &FakeMemory, layout: &NameLayout) -> Result<Arc<str>, Unreadable> {
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_hostile_length_is_cut_and_other_objects_are_refused() {
-        let layout = &LAYOUTS[7].names;
+        let layout = &of_release(4, 0).names;
         let mut memory = FakeMemory::default();
         memory.map(0x1000, 0x4000);
         memory.put(0x1000, object_type::STRING | NOEMBED);

@@ -4,9 +4,19 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use rbprof_common::Fault;
+use rbprof_common::layout::LAYOUTS;
+use rbprof_common::layout::Layout;
 
 use crate::memory::ReadRequest;
 use crate::memory::TargetMemory;
+
+/// The layout of a release series.
+pub(super) fn of_release(major: u16, minor: u16) -> &'static Layout {
+    LAYOUTS
+        .iter()
+        .find(|layout| (layout.from.major, layout.from.minor) == (major, minor))
+        .unwrap()
+}
 
 /// Regions by address; counts the requests made of it.
 #[derive(Debug, Default)]

@@ -12,6 +12,7 @@ use rbprof_common::layout::object_type;
 use rbprof_common::wire::frame_attr;
 
 use super::test_memory::FakeMemory;
+use super::test_memory::of_release;
 use super::*;
 
 const ISEQ: u64 = 0x10_0000;
@@ -29,7 +30,7 @@ struct Program {
 
 impl Program {
     fn new() -> Self {
-        let layout = &LAYOUTS[6];
+        let layout = of_release(3, 4);
         assert_eq!(layout.names.embedding, Embedding::Variable);
         let mut program = Self {
             layout,
@@ -62,13 +63,15 @@ impl Program {
         let path = self.string("/a.rb");
         let memory = &mut self.memory;
         memory.put(at, object_type::IMEMO | imemo::ISEQ << 12);
-        memory.put(at + fixed::ISEQ_BODY, body);
+        memory.put(at + u64::from(names.iseq_body), body);
         memory.put(body, kind | WORDS << 32);
         memory.put(body + fixed::BODY_ENCODED, CODE);
         memory.put(body + fixed::BODY_PATH, path);
-        memory.put(body + fixed::BODY_BASE_LABEL, label);
-        memory.put(body + fixed::BODY_LABEL, label);
-        memory.put(body + fixed::BODY_FIRST_LINE, 3);
+        if let Some(base_label) = names.base_label {
+            memory.put(body + u64::from(base_label), label);
+        }
+        memory.put(body + u64::from(names.label), label);
+        memory.put(body + u64::from(names.first_lineno), 3);
         memory.put(body + u64::from(names.insns_info), at + 0x800);
         memory.put(body + u64::from(names.insns_info_size), 1);
         memory.put(body + u64::from(names.parent_iseq), parent);
@@ -100,7 +103,7 @@ impl Program {
     }
 
     fn names(&self) -> RubyNames {
-        RubyNames::new(self.layout, self.layout.to, None)
+        RubyNames::new(self.layout, None)
     }
 
     fn resolve(&self, names: &mut RubyNames, frames: &[Frame]) -> Vec<String> {
@@ -222,7 +225,7 @@ fn bytes_of_a_name_are_evidence() {
     program.resolve(&mut names, &[FRAME]);
     let label = program
         .memory
-        .word(ISEQ + 0x100 + fixed::BODY_LABEL)
+        .word(ISEQ + 0x100 + u64::from(program.layout.names.label))
         .unwrap();
     program.memory.put_bytes(label + 24, b"baz");
     assert!(!names.revalidate(&[FRAME], &program.memory));
@@ -281,7 +284,7 @@ fn a_name_that_changes_while_it_is_read_is_not_shown() {
     let program = Program::new();
     let label = program
         .memory
-        .word(ISEQ + 0x100 + fixed::BODY_LABEL)
+        .word(ISEQ + 0x100 + u64::from(program.layout.names.label))
         .unwrap();
     let memory = Flickering {
         memory: &program.memory,
@@ -356,7 +359,7 @@ fn hostile_memory_costs_bounded_time_and_memory() {
             largest: Cell::new(0),
         };
         let layout = &LAYOUTS[seed as usize % LAYOUTS.len()];
-        let mut names = RubyNames::new(layout, layout.to, Some(0x1000)).with_vm(0x1008);
+        let mut names = RubyNames::new(layout, Some(0x1000)).with_vm(0x1008);
         let frames: Vec<Frame> = (0..64)
             .map(|index| {
                 let at = memory.word_at(index << 20) & ((1 << 56) - 1);
@@ -403,7 +406,7 @@ impl TargetMemory for Mirror {
 #[test]
 fn a_sequence_that_is_its_own_parent_ends() {
     for layout in &LAYOUTS {
-        let mut names = RubyNames::new(layout, layout.to, None);
+        let mut names = RubyNames::new(layout, None);
         let mut out = Vec::new();
         names.resolve(&[ruby(0x1000, CODE + 8, 0)], &Mirror, &mut out);
         assert_eq!(&*out[0].function.label, UNREADABLE);

@@ -1,23 +1,26 @@
 //! Looks at one live process: which Ruby it runs, and where its roots are.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use object::read::ReadRef;
 
 use rbprof_common::Fault;
-use rbprof_common::layout::CollectorLayout;
+use rbprof_common::layout::CollectorOffsets;
 use rbprof_common::layout::Layout;
 use rbprof_common::layout::Lookup;
+use rbprof_common::layout::Machine;
 use rbprof_common::layout::Version;
+use rbprof_common::layout::WalkLayout;
 use rbprof_common::layout::lookup;
 use rbprof_common::process::Collector;
 use rbprof_common::process::ProcessEntry;
 use rbprof_common::process::Range;
 use rbprof_common::process::state;
+use rbprof_common::roots::context_of;
 
-use crate::memory::Identity;
 use crate::memory::OpenError;
 use crate::memory::PinError;
 use crate::memory::PinnedProcess;
@@ -26,90 +29,34 @@ use crate::memory::TargetMemory;
 
 use super::AttachError;
 use super::ThreadPointer;
+use super::analyses::Analyses;
+use super::code::Analysis;
+use super::debug_file::DebugFile;
 use super::elf::Elf;
 use super::elf::ElfError;
-use super::global_symbols;
+use super::elf::Symbol;
 use super::loader;
 use super::mappings::Mapping;
 use super::proc;
 use super::recover;
+use super::recover::NotRecovered;
 use super::roots;
 use super::roots::Loaded;
 use super::roots::RootError;
 use super::roots::Symbols;
 use super::ruby;
-use super::ruby::Located;
 use super::ruby::NotFound;
 use super::ruby::RubyImage;
+use super::ruby::Source;
+use super::ruby::VersionSource;
+use super::target::Provenance;
+use super::target::RubyFacts;
+use super::target::Target;
+use super::target::VmExecCandidate;
 use super::tls::CLibrary;
 use super::validate;
 use super::validate::Evidence;
-
-/// A live process whose Ruby was found and whose roots were validated.
-#[derive(Debug)]
-pub struct Target {
-    /// Which process.
-    pub identity: Identity,
-    /// A hold on it, for reading its memory later.
-    pub process: Arc<PinnedProcess>,
-    /// Its command line.
-    pub command: String,
-    /// Its Ruby.
-    pub ruby: RubyFacts,
-    /// What the kernel half must know.
-    pub entry: ProcessEntry,
-    /// Address of `ruby_global_symbols`; `None`: names of C methods are unknown,
-    /// perhaps only yet ([`Target::find_global_symbols`]).
-    pub global_symbols: Option<u64>,
-    /// How each fact was found.
-    pub provenance: Vec<Provenance>,
-    /// What the user should know.
-    pub warnings: Vec<String>,
-}
-
-impl Target {
-    /// Looks for the symbol table again, in case Ruby had not set it up yet when
-    /// it was attached to. The address stays the same from then on.
-    #[must_use]
-    pub fn find_global_symbols<M: TargetMemory>(&self, memory: &M) -> Option<u64> {
-        self.global_symbols
-            .or_else(|| global_symbols::scan(&self.ruby.data, self.ruby.version, memory))
-    }
-}
-
-/// The Ruby of a process.
-#[derive(Clone, Debug)]
-pub struct RubyFacts {
-    /// Its release.
-    pub version: Version,
-    /// What `ruby_version` holds.
-    pub version_text: String,
-    /// Where it keeps what rbprof reads.
-    pub layout: &'static Layout,
-    /// The layout is that of the nearest known release: this one is new.
-    pub layout_assumed: bool,
-    /// The file that defines it, in the process's mount namespace.
-    pub path: String,
-    /// The file's build id.
-    pub build_id: Option<Vec<u8>>,
-    /// What is added to an address in the file to get one in the process.
-    pub bias: u64,
-    /// Its writable data in the process.
-    pub data: Vec<Range>,
-    /// The file has no full symbol table.
-    pub stripped: bool,
-    /// The file has been deleted or replaced since it was loaded.
-    pub deleted: bool,
-}
-
-/// How one fact was found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Provenance {
-    /// The fact.
-    pub what: &'static str,
-    /// How it was found.
-    pub how: String,
-}
+use super::zjit;
 
 /// How often roots are tried: the process runs on meanwhile, so a fiber switch
 /// or the end of a thread may spoil one attempt.
@@ -128,12 +75,35 @@ const STARTING: f64 = 5.0;
 /// # Errors
 /// [`AttachError`]; [`AttachError::NotReady`] is worth another try soon.
 pub fn attach(pid: u32, threads: &[ThreadPointer]) -> Result<Target, AttachError> {
-    let process = PinnedProcess::open(pid).map_err(|error| pin_error(pid, error))?;
-    let process = Arc::new(process);
-    match look(&process, threads) {
-        // Whatever went wrong, the end of the process explains it.
-        Err(_) if !process.is_alive() => Err(AttachError::Gone { pid }),
-        result => result,
+    Attacher::default().attach(pid, threads)
+}
+
+/// What one run of rbprof attaches with: its settings, and what it has learnt of
+/// the files it has seen.
+#[derive(Debug, Default)]
+pub struct Attacher {
+    /// The layout of every Ruby, instead of the table's.
+    pub layout: Option<&'static Layout>,
+    /// Recover everything, as from a build that shows nothing: for proving that
+    /// what is recovered is what the symbols say.
+    pub ignore_symbols: bool,
+    /// What was learnt from the code of files.
+    pub analyses: Analyses,
+}
+
+impl Attacher {
+    /// Looks at process `pid`, as [`attach`] does.
+    ///
+    /// # Errors
+    /// [`AttachError`]; [`AttachError::NotReady`] is worth another try soon.
+    pub fn attach(&mut self, pid: u32, threads: &[ThreadPointer]) -> Result<Target, AttachError> {
+        let process = PinnedProcess::open(pid).map_err(|error| pin_error(pid, error))?;
+        let process = Arc::new(process);
+        match look(self, &process, threads) {
+            // Whatever went wrong, the end of the process explains it.
+            Err(_) if !process.is_alive() => Err(AttachError::Gone { pid }),
+            result => result,
+        }
     }
 }
 
@@ -152,7 +122,11 @@ fn pin_error(pid: u32, error: PinError) -> AttachError {
     }
 }
 
-fn look(process: &Arc<PinnedProcess>, threads: &[ThreadPointer]) -> Result<Target, AttachError> {
+fn look(
+    attacher: &mut Attacher,
+    process: &Arc<PinnedProcess>,
+    threads: &[ThreadPointer],
+) -> Result<Target, AttachError> {
     let pid = process.identity().pid;
     let not_ruby = |looked_at| AttachError::NotRuby {
         pid,
@@ -201,6 +175,7 @@ fn look(process: &Arc<PinnedProcess>, threads: &[ThreadPointer]) -> Result<Targe
         },
     })?;
     Attach {
+        attacher,
         process,
         memory: &memory,
         mappings: &mappings,
@@ -232,8 +207,43 @@ fn trace_permission(pid: u32, what: &str, error: &io::Error) -> AttachError {
     }
 }
 
+/// What there is to say of a Ruby.
+#[derive(Debug, Default)]
+struct Notes {
+    provenance: Vec<Provenance>,
+    warnings: Vec<String>,
+}
+
+impl Notes {
+    fn new(facts: &RubyFacts, version: VersionSource, given: Option<&Layout>) -> Self {
+        let mut notes = Self::default();
+        notes.found("version", format!("{version} of {}", facts.path));
+        if let Some(debug_file) = &facts.debug_file {
+            notes.found("debug file", debug_file.clone());
+        }
+        if facts.layout_assumed && given.is_none() {
+            let to = facts.layout.to;
+            notes.warnings.push(format!(
+                "Ruby {} is newer than what rbprof was checked with ({to}); using that layout, \
+                 which holds for the running process",
+                facts.version_text,
+            ));
+        }
+        notes
+    }
+
+    fn found(&mut self, what: &'static str, how: String) {
+        self.provenance.push(Provenance { what, how });
+    }
+
+    fn missing(&mut self, what: &'static str, why: &str) {
+        self.found(what, format!("not found: {why}"));
+    }
+}
+
 /// A Ruby that was found, on the way to being a target.
 struct Attach<'a> {
+    attacher: &'a mut Attacher,
     process: &'a Arc<PinnedProcess>,
     memory: &'a ProcessMemory,
     mappings: &'a [Mapping],
@@ -267,79 +277,194 @@ impl Attach<'_> {
         self.unsupported("its file cannot be read".to_owned(), error.to_string())
     }
 
-    fn target(&self) -> Result<Target, AttachError> {
-        let mut provenance = Vec::new();
-        let mut warnings = Vec::new();
+    fn target(&mut self) -> Result<Target, AttachError> {
         let elf = self
             .ruby
             .image
             .elf()
             .map_err(|error| self.malformed(error))?;
-        let facts = self.facts(&elf)?;
-        let how = |what, how| Provenance { what, how };
-        provenance.push(how(
-            "ruby_version",
-            format!("{} of {}", self.ruby.version_source, facts.path),
-        ));
-        if facts.layout_assumed {
-            warnings.push(format!(
-                "Ruby {} is newer than what rbprof was checked with ({}.{}.{}); using that layout, \
-                 which holds for the running process",
-                facts.version_text,
-                facts.layout.to.major,
-                facts.layout.to.minor,
-                facts.layout.to.patch,
-            ));
-        }
+        let mut facts = self.facts(&elf)?;
+        let mut notes = Notes::new(&facts, self.ruby.version_source, self.attacher.layout);
+        let code = self.code(&elf, &facts, &mut notes);
+        let references = code.as_ref().map(|code| &*code.symbol_references);
+        facts.symbol_references = self.places(references, &facts);
 
-        let symbols = Symbols::of(&elf);
-        let vm = self.vm(&symbols, &facts)?;
+        let vm = self.vm(&facts, code.as_deref())?;
         let mut entry = ProcessEntry {
             state: state::READY,
             layout: facts.layout.walk,
             vm: vm.as_ref().map_or(0, |(vm, _)| *vm),
             ..ProcessEntry::default()
         };
-        let root = self.validated_root(&mut entry, &symbols, &elf, &facts)?;
+        let root = self.validated_root(&mut entry, &elf, &facts, code.as_deref())?;
         entry.collector = self.collector(facts.layout, entry.vm);
+        if facts.layout.zjit {
+            entry.layout = self.walk_layout(&elf, &entry, facts.layout, &mut notes);
+        }
         let vm_how = vm.map_or_else(
             || "from the threads' contexts, which agree".to_owned(),
             |(_, how)| how,
         );
-        provenance.push(how("VM", vm_how));
-        provenance.push(how("execution context", root));
+        notes.found("VM", vm_how);
+        notes.found("execution context", root);
 
-        let code = [symbols.vm_exec, symbols.vm_exec_cold];
-        for (range, located) in entry.vm_exec.iter_mut().zip(code) {
-            if let Some(Located { symbol, .. }) = located {
-                *range = self::range(self.ruby.image.live(symbol.value), symbol.size);
-            }
-        }
-        if let Some(located) = symbols.vm_exec {
-            provenance.push(how("rb_vm_exec", located.to_string()));
-        }
-
-        let global_symbols = match symbols.global_symbols {
-            Some(located) => Some((
-                self.ruby.image.live(located.symbol.value),
-                located.to_string(),
-            )),
-            None => global_symbols::scan(&facts.data, facts.version, self.memory)
-                .map(|address| (address, "found by scanning Ruby's data".to_owned())),
-        };
-        if let Some((_, found)) = &global_symbols {
-            provenance.push(how("ruby_global_symbols", found.clone()));
-        }
+        let vm_exec_candidate = self.vm_exec(&mut entry, &facts, code.as_deref(), &mut notes);
+        let global_symbols = self.global_symbols(&facts, &mut notes);
         Ok(Target {
             identity: self.process.identity(),
             process: Arc::clone(self.process),
             command: proc::command(self.process),
             ruby: facts,
             entry,
-            global_symbols: global_symbols.map(|(address, _)| address),
-            provenance,
-            warnings,
+            vm_exec_candidate,
+            global_symbols,
+            provenance: notes.provenance,
+            warnings: notes.warnings,
         })
+    }
+
+    /// How to walk frames of a Ruby that reads them in another way while ZJIT is
+    /// on.
+    fn walk_layout<'data, R: ReadRef<'data>>(
+        &self,
+        elf: &Elf<'data, R>,
+        entry: &ProcessEntry,
+        layout: &Layout,
+        notes: &mut Notes,
+    ) -> WalkLayout {
+        let [variable] = ruby::locate(elf, [zjit::ENTRY]);
+        let variable = variable.map(|located| self.ruby.image.live(located.symbol.value));
+        let contexts: Vec<_> = self
+            .threads
+            .iter()
+            .filter_map(|thread| context_of(entry, thread.value, self.memory).ok())
+            .collect();
+        let found = zjit::is_on(variable, &contexts, &layout.walk, self.memory);
+        if let Some((on, how)) = found {
+            let state = if on { "on" } else { "off" };
+            notes.found("ZJIT", format!("{state}, by {how}"));
+        }
+        layout.walk_with_zjit(found.is_some_and(|(on, _)| on))
+    }
+
+    /// What the code of the file gives away, where symbols do not tell all.
+    fn code<'data, R: ReadRef<'data>>(
+        &mut self,
+        elf: &Elf<'data, R>,
+        facts: &RubyFacts,
+        notes: &mut Notes,
+    ) -> Option<Arc<Analysis>> {
+        let symbols = &facts.symbols;
+        // The part of `rb_vm_exec` that the compiler moved away is never
+        // exported.
+        let exported = symbols
+            .vm_exec
+            .is_some_and(|located| located.source == Source::DynSym);
+        if symbols.suffice(facts.version) && !exported {
+            return None;
+        }
+        let vm_exec = symbols.vm_exec.map(|located| located.symbol.value);
+        match self
+            .attacher
+            .analyses
+            .of(elf, self.ruby.image.version, vm_exec)
+        {
+            Ok(analysis) => Some(analysis),
+            Err(error) => {
+                notes.missing("code", &format!("the file cannot be analysed: {error}"));
+                None
+            }
+        }
+    }
+
+    /// Addresses in the file as addresses in the process.
+    fn live(&self, addresses: Option<&[u64]>) -> Vec<u64> {
+        let image = &self.ruby.image;
+        let addresses = addresses.unwrap_or_default().iter();
+        addresses.map(|&address| image.live(address)).collect()
+    }
+
+    /// Places in the process's data that code refers to, also by way of the
+    /// global offset table.
+    fn places(&self, references: Option<&[u64]>, facts: &RubyFacts) -> Vec<u64> {
+        let mut places = self.live(references);
+        let behind: Vec<u64> = places
+            .iter()
+            .filter_map(|&place| TargetMemory::word(self.memory, place).ok())
+            .filter(|&word| facts.data.iter().any(|data| data.contains(word)))
+            .collect();
+        places.extend(behind);
+        places
+    }
+
+    /// Fills in where `rb_vm_exec` is. Returns it instead where only the code
+    /// tells it and the process has not called it yet.
+    fn vm_exec(
+        &self,
+        entry: &mut ProcessEntry,
+        facts: &RubyFacts,
+        code: Option<&Analysis>,
+        notes: &mut Notes,
+    ) -> Option<VmExecCandidate> {
+        let live = |part: Range| Range {
+            start: self.ruby.image.live(part.start),
+            end: self.ruby.image.live(part.end),
+        };
+        let by_code = code.map(|code| &code.vm_exec);
+        if let Some(located) = facts.symbols.vm_exec {
+            let Symbol { value, size, .. } = located.symbol;
+            let cold = match (facts.symbols.vm_exec_cold, by_code) {
+                (Some(cold), _) => Some(range(cold.symbol.value, cold.symbol.size)),
+                (None, Some(Ok(found))) => found.cold,
+                (None, _) => None,
+            };
+            entry.vm_exec = [
+                live(range(value, size)),
+                cold.map_or(Range::default(), live),
+            ];
+            notes.found("rb_vm_exec", located.to_string());
+            return None;
+        }
+        match by_code {
+            Some(Ok(found)) => {
+                let candidate = VmExecCandidate {
+                    ranges: [live(found.range), found.cold.map_or(Range::default(), live)],
+                    returns: self.live(Some(&found.returns)),
+                    how: format!("by the code of the file: {}", found.how),
+                };
+                if !candidate.is_on_a_stack(self.mappings, self.threads, self.memory) {
+                    return Some(candidate);
+                }
+                entry.vm_exec = candidate.ranges;
+                notes.provenance.push(candidate.provenance());
+            }
+            Some(Err(error)) => notes.missing("rb_vm_exec", &error.to_string()),
+            None => notes.missing("rb_vm_exec", "nothing tells where it is"),
+        }
+        None
+    }
+
+    /// Where `ruby_global_symbols` is.
+    fn global_symbols(&self, facts: &RubyFacts, notes: &mut Notes) -> Option<u64> {
+        if let Some(located) = facts.symbols.global_symbols {
+            notes.found("ruby_global_symbols", located.to_string());
+            return Some(self.ruby.image.live(located.symbol.value));
+        }
+        match facts.scan_for_global_symbols(self.memory) {
+            Ok(found) => {
+                notes.found("ruby_global_symbols", found.how("rb_id2str"));
+                Some(found.address)
+            }
+            // Perhaps only yet; whoever uses the target looks again.
+            Err(NotRecovered::Nothing) => None,
+            Err(NotRecovered::Ambiguous(count)) => {
+                notes.missing(
+                    "ruby_global_symbols",
+                    &format!("{count} places in Ruby's data look like it"),
+                );
+                None
+            }
+        }
     }
 
     fn facts<'data, R: ReadRef<'data>>(
@@ -353,10 +478,10 @@ impl Attach<'_> {
                 format!("ruby_version holds {text:?}"),
             )
         })?;
-        let (layout, layout_assumed) = match lookup(version) {
-            Lookup::Known(layout) => (layout, false),
-            Lookup::Assumed(layout) => (layout, true),
-            Lookup::TooOld => {
+        let (layout, layout_assumed) = match (self.attacher.layout, lookup(version)) {
+            (Some(layout), _) | (None, Lookup::Known(layout)) => (layout, false),
+            (None, Lookup::Assumed(layout)) => (layout, true),
+            (None, Lookup::TooOld) => {
                 return Err(AttachError::TooOld {
                     pid: self.pid(),
                     version,
@@ -364,6 +489,8 @@ impl Attach<'_> {
             }
         };
         let image = &self.ruby.image;
+        let (symbols, debug_file) = self.symbols(elf, version);
+        let headers = elf.program_headers_address();
         Ok(RubyFacts {
             version,
             version_text: text.clone(),
@@ -380,15 +507,44 @@ impl Attach<'_> {
                 .collect(),
             stripped: elf.is_stripped().unwrap_or(true),
             deleted: image.deleted,
+            is_program: headers.is_some_and(|headers| {
+                proc::program_headers(self.process) == Some(image.live(headers))
+            }),
+            symbols,
+            debug_file,
+            symbol_references: Vec::new(),
         })
+    }
+
+    /// The symbols of the file and, where it lacks some, of its debug file, with
+    /// that file's place.
+    fn symbols<'data, R: ReadRef<'data>>(
+        &self,
+        elf: &Elf<'data, R>,
+        version: Version,
+    ) -> (Symbols, Option<String>) {
+        if self.attacher.ignore_symbols {
+            return (Symbols::default(), None);
+        }
+        let symbols = Symbols::of(elf);
+        if symbols.suffice(version) {
+            return (symbols, None);
+        }
+        let path = Path::new(&self.ruby.image.path);
+        let debug = DebugFile::find(elf, path, self.process);
+        match debug.as_ref().and_then(|debug| Some((debug.elf()?, debug))) {
+            Some((contents, debug)) => (symbols.completed_by(&contents), Some(debug.place.clone())),
+            None => (symbols, None),
+        }
     }
 
     /// The VM and how it was found; `None` where the threads must tell it.
     fn vm(
         &self,
-        symbols: &Symbols,
         facts: &RubyFacts,
+        code: Option<&Analysis>,
     ) -> Result<Option<(u64, String)>, AttachError> {
+        let symbols = &facts.symbols;
         if let Some(located) = symbols.current_vm {
             let variable = self.ruby.image.live(located.symbol.value);
             return match TargetMemory::word(self.memory, variable) {
@@ -399,13 +555,24 @@ impl Attach<'_> {
         if symbols.current_ec.is_some() || facts.version < roots::FIRST_WITH_TLS {
             return Ok(None);
         }
-        match recover::vm(&facts.data, &facts.layout.walk, self.memory) {
-            Some(vm) => Ok(Some((vm, "found by scanning Ruby's data".to_owned()))),
-            None if self.is_young() => Err(self.not_ready("it has no VM yet".to_owned())),
-            None => Err(self.unsupported(
+        let references = self.places(code.map(|code| &*code.vm_references), facts);
+        let walk = &facts.layout.walk;
+        match recover::vm(&facts.data, &references, walk, self.memory) {
+            Ok(vm) => Ok(Some((vm.address, vm.how("ruby_vm_at_exit")))),
+            Err(NotRecovered::Nothing) if self.is_young() => {
+                Err(self.not_ready("it has no VM yet".to_owned()))
+            }
+            Err(NotRecovered::Nothing) => Err(self.unsupported(
                 "the build shows neither ruby_current_ec nor ruby_current_vm_ptr, and no VM was \
                  found in its data"
                     .to_owned(),
+                symbols.describe(),
+            )),
+            Err(NotRecovered::Ambiguous(count)) => Err(self.unsupported(
+                format!(
+                    "the build shows neither ruby_current_ec nor ruby_current_vm_ptr, and {count} \
+                     structures that its data points to look like the VM"
+                ),
                 symbols.describe(),
             )),
         }
@@ -420,20 +587,21 @@ impl Attach<'_> {
     fn validated_root<'data, R: ReadRef<'data>>(
         &self,
         entry: &mut ProcessEntry,
-        symbols: &Symbols,
         elf: &Elf<'data, R>,
         facts: &RubyFacts,
+        code: Option<&Analysis>,
     ) -> Result<String, AttachError> {
-        let headers = elf.program_headers_address();
-        let is_program = headers.is_some_and(|headers| {
-            proc::program_headers(self.process) == Some(self.ruby.image.live(headers))
-        });
+        let symbols = &facts.symbols;
+        let references = code.map(|code| &*code.context_references);
+        let places_in_code = self.places(references, facts);
         let loaded = Loaded {
             version: facts.version,
             bias: self.ruby.image.bias,
-            is_program,
+            is_program: facts.is_program,
             library: CLibrary::of(self.mappings),
             threads: self.threads,
+            offset_in_code: code.and_then(|code| code.current_ec),
+            places_in_code: &places_in_code,
         };
         let mut attempt = 1;
         loop {
@@ -444,7 +612,7 @@ impl Attach<'_> {
                 })
                 .and_then(|how| {
                     let evidence = validate::check(entry, self.threads, self.memory);
-                    self.accept(entry, &evidence, symbols, facts)?;
+                    self.accept(entry, &evidence, facts)?;
                     Ok(format!(
                         "{how}; valid in {} of {} threads",
                         evidence.validated.len(),
@@ -465,9 +633,9 @@ impl Attach<'_> {
         &self,
         entry: &mut ProcessEntry,
         evidence: &Evidence,
-        symbols: &Symbols,
         facts: &RubyFacts,
     ) -> Result<(), AttachError> {
+        let symbols = &facts.symbols;
         if evidence.validated.is_empty() {
             if self.threads.iter().all(|thread| thread.value == 0) {
                 return Err(self.not_ready("no thread pointer of it is known".to_owned()));
@@ -511,11 +679,11 @@ impl Attach<'_> {
     /// Where this Ruby's garbage collector counts its runs, if the layout knows
     /// and what is there can be a count.
     fn collector(&self, layout: &Layout, vm: u64) -> Collector {
-        let Some(CollectorLayout {
+        let Some(CollectorOffsets {
             vm_objspace,
             flags,
             count,
-        }) = layout.collector
+        }) = layout.collector_on(Machine::HOST)
         else {
             return Collector::default();
         };

@@ -27,6 +27,10 @@ const MAX_TABLE: u64 = 256 << 20;
 const MAX_NAME: u64 = 512;
 /// Longest hash chain followed; real ones have a handful of entries.
 const MAX_CHAIN: u32 = 1 << 12;
+/// Most segments of one image; real ones have about a dozen.
+const MAX_SEGMENTS: usize = 256;
+/// Most libraries of one image whose names are looked at.
+const MAX_NEEDED: usize = 1 << 10;
 
 /// Why an image cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +155,17 @@ pub struct Load {
     pub writable: bool,
 }
 
+impl Load {
+    /// Whether an address, before the bias, is in it.
+    #[must_use]
+    pub const fn contains(&self, address: u64) -> bool {
+        match address.checked_sub(self.address) {
+            Some(inside) => inside < self.memory_size,
+            None => false,
+        }
+    }
+}
+
 /// The initial image of the thread-local variables (`PT_TLS`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsSegment {
@@ -224,6 +239,8 @@ pub struct Elf<'data, R: ReadRef<'data>> {
     programs: &'data [elf::ProgramHeader64<LE>],
     loads: Vec<Load>,
     dynamic: Option<Dynamic>,
+    /// Where the names of the libraries it needs are, in the names.
+    needed: Vec<u64>,
 }
 
 impl<'data, R: ReadRef<'data>> Elf<'data, R> {
@@ -244,6 +261,9 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         let programs = header
             .program_headers(LE, data)
             .or_malformed("the program headers")?;
+        if programs.len() > MAX_SEGMENTS {
+            return Err(ElfError::Malformed("segments that are too many"));
+        }
         let loads = programs
             .iter()
             .filter(|program| program.p_type(LE) == elf::PT_LOAD)
@@ -262,14 +282,16 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             programs,
             loads,
             dynamic: None,
+            needed: Vec::new(),
         };
-        image.dynamic = image.read_dynamic()?;
+        (image.dynamic, image.needed) = image.read_dynamic()?;
         Ok(image)
     }
 
-    fn read_dynamic(&self) -> Result<Option<Dynamic>> {
+    fn read_dynamic(&self) -> Result<(Option<Dynamic>, Vec<u64>)> {
+        let mut needed = Vec::new();
         let Some(program) = self.program(elf::PT_DYNAMIC) else {
-            return Ok(None);
+            return Ok((None, needed));
         };
         let entry_size = size_of::<elf::Dyn64<LE>>() as u64;
         let count = (program.p_filesz(LE) / entry_size).min(4096);
@@ -284,6 +306,7 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             let [table, plt] = &mut found.relocations;
             match entry.d_tag.get(LE) {
                 elf::DT_NULL => break,
+                elf::DT_NEEDED if needed.len() < MAX_NEEDED => needed.push(value),
                 elf::DT_SYMTAB => found.symbols = value,
                 elf::DT_STRTAB => found.names = value,
                 elf::DT_STRSZ => found.names_size = value,
@@ -306,7 +329,7 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         if plt_kind != elf::DT_RELA.0.cast_unsigned() {
             found.relocations[1] = (0, 0);
         }
-        Ok(Some(found))
+        Ok((Some(found), needed))
     }
 
     fn program(&self, kind: elf::ProgramType) -> Option<&'data elf::ProgramHeader64<LE>> {
@@ -414,6 +437,65 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             .or_malformed("an address range outside the file")
     }
 
+    /// The bytes from `address` (before the bias) to the end of what the file
+    /// has of its segment.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`] when the file does not hold them.
+    pub fn bytes_to_end(&self, address: u64) -> Result<&'data [u8]> {
+        let load = self
+            .loads
+            .iter()
+            .find(|load| {
+                address
+                    .checked_sub(load.address)
+                    .is_some_and(|inside| inside < load.file_size)
+            })
+            .or_malformed("an address outside the file")?;
+        let inside = address - load.address;
+        self.bytes(address, load.file_size - inside)
+    }
+
+    /// The search table of `.eh_frame` (`PT_GNU_EH_FRAME`) and its address.
+    #[must_use]
+    pub fn eh_frame_header(&self) -> Option<(u64, &'data [u8])> {
+        let program = self.program(elf::PT_GNU_EH_FRAME)?;
+        let address = program.p_vaddr(LE);
+        let bytes = self.bytes(address, program.p_filesz(LE)).ok()?;
+        Some((address, bytes))
+    }
+
+    /// A section that is in memory and not compressed, by its name, with its
+    /// address.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`].
+    pub fn section_data(&self, name: &[u8]) -> Result<Option<(u64, &'data [u8])>> {
+        let sections = self
+            .header
+            .sections(LE, self.data)
+            .or_malformed("the section headers")?;
+        let Some((_, section)) = sections.section_by_name(LE, name) else {
+            return Ok(None);
+        };
+        if section.sh_size(LE) > MAX_TABLE {
+            return Err(ElfError::Malformed("a section that is too large"));
+        }
+        let bytes = section.data(LE, self.data).or_malformed("a section")?;
+        Ok(Some((section.sh_addr(LE), bytes)))
+    }
+
+    /// The name and the checksum of the separate debug file, as the image has
+    /// them (`.gnu_debuglink`).
+    #[must_use]
+    pub fn debug_link(&self) -> Option<(&'data [u8], u32)> {
+        let (_, bytes) = self.section_data(b".gnu_debuglink").ok()??;
+        let length = bytes.iter().position(|&byte| byte == 0)?;
+        let checksum = bytes.get((length + 1).next_multiple_of(4)..)?.get(..4)?;
+        let name = bytes.get(..length)?;
+        Some((name, u32::from_le_bytes(checksum.try_into().ok()?)))
+    }
+
     fn word32(&self, address: u64) -> Result<u32> {
         self.data
             .read_at::<U32<LE>>(self.offset_of(address)?)
@@ -421,7 +503,11 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             .map(|word| word.get(LE))
     }
 
-    fn word64(&self, address: u64) -> Result<u64> {
+    /// The word at `address` (before the bias) as the file has it.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`] when the file does not hold it.
+    pub fn word64(&self, address: u64) -> Result<u64> {
         self.data
             .read_at::<U64<LE>>(self.offset_of(address)?)
             .or_malformed("a table outside the file")
@@ -515,9 +601,24 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             .or_malformed("the dynamic symbols")
     }
 
+    /// The names of the libraries that the image needs.
+    #[must_use]
+    pub fn needed(&self) -> Vec<&'data [u8]> {
+        let Some(dynamic) = &self.dynamic else {
+            return Vec::new();
+        };
+        let names = self.needed.iter();
+        names
+            .filter_map(|&offset| self.dynamic_string(dynamic, offset).ok())
+            .collect()
+    }
+
     /// The name of a dynamic symbol.
     fn dynamic_name(&self, dynamic: &Dynamic, symbol: &elf::Sym64<LE>) -> Result<&'data [u8]> {
-        let offset = u64::from(symbol.st_name.get(LE));
+        self.dynamic_string(dynamic, u64::from(symbol.st_name.get(LE)))
+    }
+
+    fn dynamic_string(&self, dynamic: &Dynamic, offset: u64) -> Result<&'data [u8]> {
         let left = dynamic
             .names_size
             .checked_sub(offset)
@@ -540,6 +641,82 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         )
     }
 
+    /// The dynamic relocations.
+    fn relocations(&self) -> Result<impl Iterator<Item = &'data elf::Rela64<LE>>> {
+        let mut tables: [&[elf::Rela64<LE>]; 2] = [&[]; 2];
+        let places = self.dynamic.map_or([(0, 0); 2], |it| it.relocations);
+        for (table, (address, size)) in tables.iter_mut().zip(places) {
+            if address == 0 || size == 0 {
+                continue;
+            }
+            if size > MAX_TABLE {
+                return Err(ElfError::Malformed("relocations that are too many"));
+            }
+            let count = size as usize / size_of::<elf::Rela64<LE>>();
+            *table = self
+                .data
+                .read_slice_at::<elf::Rela64<LE>>(self.offset_of(address)?, count)
+                .or_malformed("the dynamic relocations")?;
+        }
+        Ok(tables.into_iter().flatten())
+    }
+
+    /// The calls that go through the procedure linkage table: the address of
+    /// each slot, and the index of the symbol that it leads to.
+    fn jump_slots(&self) -> Result<impl Iterator<Item = (u64, u32)>> {
+        let machine = self.machine();
+        Ok(self
+            .relocations()?
+            .filter_map(move |entry| match (machine, entry.r_type(LE, false)) {
+                (Machine::X86_64, elf::R_X86_64_JUMP_SLOT)
+                | (Machine::Aarch64, elf::R_AARCH64_JUMP_SLOT) => {
+                    Some((entry.r_offset.get(LE), entry.r_sym(LE, false)))
+                }
+                _ => None,
+            }))
+    }
+
+    /// How many functions are called through the procedure linkage table.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`].
+    pub fn jump_slot_count(&self) -> Result<usize> {
+        Ok(self.jump_slots()?.count())
+    }
+
+    /// Whether the function `name` is called through the procedure linkage
+    /// table.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`].
+    pub fn calls_through_plt(&self, name: &[u8]) -> Result<bool> {
+        let Some(dynamic) = &self.dynamic else {
+            return Ok(false);
+        };
+        Ok(self.jump_slots()?.any(|(_, index)| {
+            self.dynamic_entry(dynamic, index)
+                .and_then(|symbol| self.dynamic_name(dynamic, symbol))
+                .is_ok_and(|found| found == name)
+        }))
+    }
+
+    /// The symbol that the slot at `address` of the procedure linkage table
+    /// leads to, if this image defines it.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`].
+    pub fn imported_at(&self, address: u64) -> Result<Option<Symbol>> {
+        let Some(dynamic) = self.dynamic else {
+            return Ok(None);
+        };
+        let Some((_, index)) = self.jump_slots()?.find(|(slot, _)| *slot == address) else {
+            return Ok(None);
+        };
+        let symbol = self.dynamic_entry(&dynamic, index)?;
+        let is_defined = symbol.st_shndx.get(LE) != elf::SHN_UNDEF;
+        Ok(is_defined.then(|| Symbol::new(symbol)))
+    }
+
     /// The dynamic relocations for thread-local variables.
     ///
     /// # Errors
@@ -549,44 +726,31 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
-        for (address, size) in dynamic.relocations {
-            if address == 0 || size == 0 {
-                continue;
-            }
-            if size > MAX_TABLE {
-                return Err(ElfError::Malformed("relocations that are too many"));
-            }
-            let count = size as usize / size_of::<elf::Rela64<LE>>();
-            let entries = self
-                .data
-                .read_slice_at::<elf::Rela64<LE>>(self.offset_of(address)?, count)
-                .or_malformed("the dynamic relocations")?;
-            for entry in entries {
-                let kind = match (self.machine(), entry.r_type(LE, false)) {
-                    (Machine::X86_64, elf::R_X86_64_DTPMOD64)
-                    | (Machine::Aarch64, elf::R_AARCH64_TLS_DTPMOD) => TlsKind::Module,
-                    (Machine::X86_64, elf::R_X86_64_DTPOFF64)
-                    | (Machine::Aarch64, elf::R_AARCH64_TLS_DTPREL) => TlsKind::BlockOffset,
-                    (Machine::X86_64, elf::R_X86_64_TPOFF64)
-                    | (Machine::Aarch64, elf::R_AARCH64_TLS_TPREL) => TlsKind::ThreadOffset,
-                    (Machine::X86_64, elf::R_X86_64_TLSDESC)
-                    | (Machine::Aarch64, elf::R_AARCH64_TLSDESC) => TlsKind::Descriptor,
-                    _ => continue,
-                };
-                let symbol = match entry.r_sym(LE, false) {
-                    0 => None,
-                    index => {
-                        let symbol = self.dynamic_entry(&dynamic, index)?;
-                        Some(self.dynamic_name(&dynamic, symbol)?.to_vec())
-                    }
-                };
-                found.push(TlsRelocation {
-                    kind,
-                    slot: entry.r_offset.get(LE),
-                    symbol,
-                    addend: entry.r_addend.get(LE),
-                });
-            }
+        for entry in self.relocations()? {
+            let kind = match (self.machine(), entry.r_type(LE, false)) {
+                (Machine::X86_64, elf::R_X86_64_DTPMOD64)
+                | (Machine::Aarch64, elf::R_AARCH64_TLS_DTPMOD) => TlsKind::Module,
+                (Machine::X86_64, elf::R_X86_64_DTPOFF64)
+                | (Machine::Aarch64, elf::R_AARCH64_TLS_DTPREL) => TlsKind::BlockOffset,
+                (Machine::X86_64, elf::R_X86_64_TPOFF64)
+                | (Machine::Aarch64, elf::R_AARCH64_TLS_TPREL) => TlsKind::ThreadOffset,
+                (Machine::X86_64, elf::R_X86_64_TLSDESC)
+                | (Machine::Aarch64, elf::R_AARCH64_TLSDESC) => TlsKind::Descriptor,
+                _ => continue,
+            };
+            let symbol = match entry.r_sym(LE, false) {
+                0 => None,
+                index => {
+                    let symbol = self.dynamic_entry(&dynamic, index)?;
+                    Some(self.dynamic_name(&dynamic, symbol)?.to_vec())
+                }
+            };
+            found.push(TlsRelocation {
+                kind,
+                slot: entry.r_offset.get(LE),
+                symbol,
+                addend: entry.r_addend.get(LE),
+            });
         }
         Ok(found)
     }

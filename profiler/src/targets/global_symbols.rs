@@ -3,8 +3,9 @@
 //! `ruby_global_symbols` is a variable of the image: `{ u32 last id, ..., +16:
 //! an array of arrays }`. Debian's builds up to 3.1 export everything else that
 //! a profiler needs, but not this. Exactly one place in the image's data may
-//! look like it, and its content must be right: the entry of the ID 43, which
-//! is the operator `+` in every release, must be the string `+`.
+//! look like it (or exactly one that the code which looks up IDs refers to), and
+//! its content must be right: the entry of the ID 43, which is the operator `+`
+//! in every release, must be the string `+`.
 
 use rbprof_common::Fault;
 use rbprof_common::layout::Version;
@@ -12,6 +13,8 @@ use rbprof_common::process::Range;
 
 use crate::memory::TargetMemory;
 
+use super::recover::NotRecovered;
+use super::recover::Recovered;
 use super::scan;
 
 /// From the variable to the array of arrays, in words.
@@ -38,16 +41,30 @@ const ARRAY_LENGTH: u64 = 16;
 const ARRAY_POINTER: u64 = 32;
 const STRING_POINTER: u64 = 24;
 
-/// Finds `ruby_global_symbols` in the writable data of a Ruby. `None` when
-/// nothing looks like it (also before Ruby has set it up), or more than one
-/// thing does.
-pub fn scan<M: TargetMemory>(data: &[Range], version: Version, memory: &M) -> Option<u64> {
-    let mut found = scan::words(data, memory)
+/// Finds `ruby_global_symbols` in the writable data of a Ruby. `references` are
+/// places in that data which the functions that look up IDs refer to: the
+/// variable itself, or its array.
+///
+/// # Errors
+/// [`NotRecovered`]: nothing looks like it (also before Ruby has set it up), or
+/// more than one thing does.
+pub fn scan<M: TargetMemory>(
+    data: &[Range],
+    references: &[u64],
+    version: Version,
+    memory: &M,
+) -> Result<Recovered, NotRecovered> {
+    let found: Vec<Recovered> = scan::words(data, memory)
         .into_iter()
         .flat_map(|(start, words)| candidates(start, &words, memory))
-        .filter(|&variable| holds_plus(variable, version, memory) == Ok(true));
-    let only = found.next()?;
-    found.next().is_none().then_some(only)
+        .filter(|&variable| holds_plus(variable, version, memory) == Ok(true))
+        .map(|variable| Recovered {
+            address: variable,
+            is_referenced: references.contains(&variable)
+                || references.contains(&variable.wrapping_add(8 * IDS)),
+        })
+        .collect();
+    Recovered::only(&found)
 }
 
 /// Addresses where the shape is right: a count, and an array of as many inner

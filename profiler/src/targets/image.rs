@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use rbprof_common::process::Range;
 
@@ -47,7 +48,30 @@ pub struct Image {
     pub bias: u64,
     /// What it occupies, from the first mapping to the last.
     pub extent: Range,
+    /// The file and its state, as the kernel tells them.
+    pub version: Option<FileVersion>,
     file: FileCache,
+}
+
+/// A file in one state: nothing changes its contents without changing this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileVersion {
+    device: u64,
+    inode: u64,
+    size: u64,
+    changed: (i64, i64),
+}
+
+impl FileVersion {
+    fn of(file: &File) -> Option<Self> {
+        let metadata = file.metadata().ok()?;
+        Some(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
 }
 
 impl Image {
@@ -60,7 +84,9 @@ impl Image {
         memory: &M,
         mapped: &MappedFile<'_>,
     ) -> Result<Self, ImageError> {
-        let file = file_cache(open_mapped(process, memory, mapped).map_err(ImageError::Open)?);
+        let file = open_mapped(process, memory, mapped).map_err(ImageError::Open)?;
+        let version = FileVersion::of(&file);
+        let file = file_cache(file);
         let (bias, extent) = {
             let elf = Elf::parse(&file).map_err(ImageError::Elf)?;
             let bias = bias(elf.loads(), &mapped.mappings).ok_or(ImageError::NotLoaded)?;
@@ -71,6 +97,7 @@ impl Image {
             deleted: mapped.mappings.iter().any(|mapping| mapping.deleted),
             bias,
             extent,
+            version,
             file,
         })
     }
@@ -197,10 +224,23 @@ fn reopen(fd: &OwnedFd) -> io::Result<File> {
     File::open(path)
 }
 
-/// Opens the file's path below the process's root directory (Linux 5.6).
+/// Opens the regular file at a path below the process's root directory.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn open_file_in_root(process: &PinnedProcess, path: &Path) -> io::Result<File> {
+    reopen(&open_path_in_root(process, path)?)
+}
+
+/// Opens the file's path below the process's root directory.
 fn open_in_root(process: &PinnedProcess, mapped: &MappedFile<'_>) -> io::Result<OwnedFd> {
+    open_path_in_root(process, &proc::path_in_root(process, mapped.path()))
+}
+
+/// Opens a path below the process's root directory (Linux 5.6), as an `O_PATH`
+/// descriptor.
+fn open_path_in_root(process: &PinnedProcess, path: &Path) -> io::Result<OwnedFd> {
     let root = process.open_below("root", libc::O_PATH | libc::O_DIRECTORY)?;
-    let path = proc::path_in_root(process, mapped.path());
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: all zeroes is a valid `open_how`.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };

@@ -12,32 +12,45 @@
 //! | [`elf`] | facts from an ELF image |
 //! | [`image`] | opens mapped files through the process itself |
 //! | [`ruby`] | which mapped file is a Ruby, and its symbols |
+//! | [`debug_file`] | symbols that are kept in another file |
+//! | [`mod@code`] | what the code of a stripped Ruby gives away |
 //! | [`roots`] | where a thread's execution context is, in this build |
 //! | [`tls`] | where a thread-local variable is, from the thread pointer |
+//! | [`analyses`] | the same file is analysed once a run |
+//! | [`recover`] | the VM where no symbol names it |
 //! | [`global_symbols`] | Ruby's symbol table where no symbol names it |
 //! | [`validate`] | whether roots hold for the live process |
+//! | `zjit` | whether ZJIT is on, and frames are read in another way |
 //! | [`mod@attach`] | all of it together |
+//! | [`target`] | what comes of it |
 
+pub mod analyses;
 pub mod attach;
+pub mod code;
+pub mod debug_file;
 pub mod elf;
 mod error;
 pub mod global_symbols;
 pub mod image;
 mod loader;
 pub mod mappings;
+mod native_stack;
 pub mod proc;
-mod recover;
+pub mod recover;
 pub mod roots;
 pub mod ruby;
 mod scan;
+pub mod target;
 pub mod tls;
 pub mod validate;
+mod zjit;
 
-pub use attach::Provenance;
-pub use attach::RubyFacts;
-pub use attach::Target;
+pub use attach::Attacher;
 pub use attach::attach;
 pub use error::AttachError;
+pub use target::Provenance;
+pub use target::RubyFacts;
+pub use target::Target;
 
 /// The thread pointer of one thread: `fs` base on x86-64, `tpidr_el0` on arm64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

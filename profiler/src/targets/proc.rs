@@ -125,8 +125,15 @@ pub fn descendants(pid: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
+/// Whether `/proc` is mounted and has the process ids that system calls take:
+/// those of rbprof's own PID namespace.
+#[must_use]
+pub fn is_of_own_pid_namespace() -> bool {
+    fs::read_link("/proc/self").is_ok_and(|own| *own == *std::process::id().to_string())
+}
+
 /// Whether rbprof itself runs in the initial PID namespace, where the process
-/// ids it sees are those that the kernel half sees.
+/// ids it sees are those that the kernel keeps in each task.
 #[must_use]
 pub fn in_initial_pid_namespace() -> bool {
     fs::read_link("/proc/self/ns/pid")

@@ -6,6 +6,7 @@ use rbprof_common::Memory;
 use rbprof_common::layout::Version;
 use rbprof_common::process::ProcessEntry;
 use rbprof_common::process::root;
+use rbprof_common::roots::read_context;
 
 use crate::memory::TargetMemory;
 
@@ -14,6 +15,7 @@ use super::elf::Elf;
 use super::elf::Machine;
 use super::ruby::Located;
 use super::ruby::locate;
+use super::ruby::locate_in_debug_file;
 use super::tls;
 use super::tls::Access;
 use super::tls::CLibrary;
@@ -22,7 +24,7 @@ use super::validate;
 /// The thread-local pointer to the execution context, from Ruby 3.0 on.
 const CURRENT_EC: &[u8] = b"ruby_current_ec";
 /// The first release with it.
-pub(super) const FIRST_WITH_TLS: Version = Version::new(3, 0, 0);
+pub(crate) const FIRST_WITH_TLS: Version = Version::new(3, 0, 0);
 /// Farthest from `pthread_self()` that a thread pointer is believed to be: the
 /// size of the C library's thread descriptor, which lies before the thread
 /// pointer on arm64.
@@ -32,7 +34,7 @@ const MAX_PTHREAD_BIAS: u64 = 1 << 14;
 const MAX_TLS_BLOCK: u64 = 4096;
 
 /// The symbols of a Ruby that matter for its roots.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Symbols {
     /// `ruby_current_ec` (3.0 and later, thread-local).
     pub current_ec: Option<Located>,
@@ -48,35 +50,46 @@ pub struct Symbols {
     pub global_symbols: Option<Located>,
 }
 
+/// Their names, in the order of the fields.
+const NAMES: [&[u8]; 6] = [
+    CURRENT_EC,
+    b"ruby_current_execution_context_ptr",
+    b"ruby_current_vm_ptr",
+    b"rb_vm_exec",
+    b"rb_vm_exec.cold",
+    b"ruby_global_symbols",
+];
+
 impl Symbols {
     /// Looks them up in an image.
     pub fn of<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>) -> Self {
-        let [
-            current_ec,
-            current_ec_global,
-            current_vm,
-            vm_exec,
-            vm_exec_cold,
-            global_symbols,
-        ] = locate(
-            elf,
-            [
-                CURRENT_EC,
-                b"ruby_current_execution_context_ptr",
-                b"ruby_current_vm_ptr",
-                b"rb_vm_exec",
-                b"rb_vm_exec.cold",
-                b"ruby_global_symbols",
-            ],
-        );
-        Self {
-            current_ec,
-            current_ec_global,
-            current_vm,
-            vm_exec,
-            vm_exec_cold,
-            global_symbols,
-        }
+        locate(elf, NAMES).into()
+    }
+
+    /// Looks those that were not found up in the image's debug file.
+    #[must_use]
+    pub fn completed_by<'data, R: ReadRef<'data>>(self, debug: &Elf<'data, R>) -> Self {
+        let mut found = [
+            self.current_ec,
+            self.current_ec_global,
+            self.current_vm,
+            self.vm_exec,
+            self.vm_exec_cold,
+            self.global_symbols,
+        ];
+        locate_in_debug_file(&mut found, NAMES, debug);
+        found.into()
+    }
+
+    /// Whether everything that a profile of this release needs is there.
+    #[must_use]
+    pub fn suffice(&self, version: Version) -> bool {
+        let context = if version < FIRST_WITH_TLS {
+            self.current_ec_global
+        } else {
+            self.current_ec
+        };
+        context.is_some() && self.vm_exec.is_some() && self.global_symbols.is_some()
     }
 
     /// What was found, for messages.
@@ -97,6 +110,27 @@ impl Symbols {
             "of what is needed, its symbol tables hold ruby_version only".to_owned()
         } else {
             format!("found: ruby_version, {}", found.join(", "))
+        }
+    }
+}
+
+impl From<[Option<Located>; 6]> for Symbols {
+    fn from(found: [Option<Located>; 6]) -> Self {
+        let [
+            current_ec,
+            current_ec_global,
+            current_vm,
+            vm_exec,
+            vm_exec_cold,
+            global_symbols,
+        ] = found;
+        Self {
+            current_ec,
+            current_ec_global,
+            current_vm,
+            vm_exec,
+            vm_exec_cold,
+            global_symbols,
         }
     }
 }
@@ -123,6 +157,12 @@ pub struct Loaded<'a> {
     pub library: CLibrary,
     /// The process's threads.
     pub threads: &'a [ThreadPointer],
+    /// The offset of the variable in Ruby's thread-local block as the code of
+    /// an exported function has it, where that was asked.
+    pub offset_in_code: Option<u64>,
+    /// Places in the process's data that the code of the same function refers
+    /// to.
+    pub places_in_code: &'a [u64],
 }
 
 /// Fills in the root of `entry`, whose layout is set already, and its VM if it
@@ -149,8 +189,7 @@ where
         let how = find_thread_local(entry, offset, elf, loaded, memory)?;
         return Ok(format!("{located}; {how}"));
     }
-    let how = recover_thread_local(entry, elf, loaded, memory)?;
-    Ok(format!("found by trying each thread-local variable; {how}"))
+    recover_thread_local(entry, elf, loaded, memory)
 }
 
 /// Where nothing names the variable: the one word of Ruby's thread-local block
@@ -182,13 +221,39 @@ where
         };
         let evidence = validate::check(&trial, loaded.threads, memory);
         if !evidence.validated.is_empty() {
-            fitting.push((trial, how));
+            fitting.push((offset, trial, how));
+        }
+    }
+    let by_code = loaded.offset_in_code;
+    if let Some(by_code) = by_code {
+        if let Some(at) = fitting.iter().position(|(offset, ..)| *offset == by_code) {
+            // Two that know nothing of each other agree; what else may look
+            // like a context is none.
+            let (_, trial, how) = fitting.swap_remove(at);
+            *entry = trial;
+            return Ok(format!(
+                "offset {by_code:#x} in Ruby's thread-local block by the code of \
+                 rb_thread_current, and by trying each variable; {how}"
+            ));
+        }
+        if !fitting.is_empty() {
+            return Err(RootError::Missing(format!(
+                "the code of rb_thread_current has ruby_current_ec at offset {by_code:#x} of the \
+                 thread-local block, but what looks like it in the process is at {}",
+                fitting
+                    .iter()
+                    .map(|(offset, ..)| format!("{offset:#x}"))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            )));
         }
     }
     match <[_; 1]>::try_from(fitting) {
-        Ok([(trial, how)]) => {
+        Ok([(offset, trial, how)]) => {
             *entry = trial;
-            Ok(how)
+            Ok(format!(
+                "offset {offset:#x} in Ruby's thread-local block by trying each variable; {how}"
+            ))
         }
         Err(none) if none.is_empty() => Err(RootError::NotReady(
             "no thread has an execution context yet".to_owned(),
@@ -206,17 +271,59 @@ fn find_global<M: TargetMemory + Memory>(
     loaded: &Loaded<'_>,
     memory: &M,
 ) -> Result<String, RootError> {
-    let Some(located) = symbols.current_ec_global else {
-        return Err(RootError::Missing(
-            "the build shows no ruby_current_execution_context_ptr".to_owned(),
-        ));
+    let (variable, how) = match symbols.current_ec_global {
+        Some(located) => {
+            let variable = loaded.bias.wrapping_add(located.symbol.value);
+            (variable, located.to_string())
+        }
+        None => recover_global(entry, loaded, memory)?,
     };
-    let variable = loaded.bias.wrapping_add(located.symbol.value);
     entry.root = root::GLOBAL;
     entry.ec = variable.cast_signed();
     let bias = pthread_bias(entry, variable, loaded.threads, memory);
     entry.pthread_bias = bias.unwrap_or(0);
-    Ok(format!("{located}; one global, the GVL owner's"))
+    Ok(format!("{how}; one global, the GVL owner's"))
+}
+
+/// Where nothing names the global: the one place that the code of
+/// `rb_thread_current` refers to and that holds a context.
+fn recover_global<M: TargetMemory + Memory>(
+    entry: &ProcessEntry,
+    loaded: &Loaded<'_>,
+    memory: &M,
+) -> Result<(u64, String), RootError> {
+    let field =
+        |base: u64, offset: u32| TargetMemory::word(memory, base.wrapping_add(offset.into())).ok();
+    let layout = &entry.layout;
+    let holds_context = |place: u64| {
+        let ec = field(place, 0).filter(|&ec| ec != 0)?;
+        let thread = field(ec, layout.ec_thread)?;
+        let back = field(thread, layout.thread_ec)?;
+        Some(back == ec && read_context(ec, layout, memory).is_ok())
+    };
+    let mut found = loaded
+        .places_in_code
+        .iter()
+        .copied()
+        .filter(|&place| holds_context(place) == Some(true));
+    match (found.next(), found.next()) {
+        (Some(place), None) => Ok((
+            place,
+            "the only context among what the code of rb_thread_current refers to".to_owned(),
+        )),
+        (None, _) if loaded.places_in_code.is_empty() => Err(RootError::Missing(
+            "the build shows no ruby_current_execution_context_ptr".to_owned(),
+        )),
+        // The owner of the GVL changes, and for a moment there is none.
+        (None, _) => Err(RootError::NotReady(
+            "no thread has an execution context yet".to_owned(),
+        )),
+        (Some(_), Some(_)) => Err(RootError::Missing(
+            "the build shows no ruby_current_execution_context_ptr, and several variables look \
+             like it"
+                .to_owned(),
+        )),
+    }
 }
 
 /// The thread pointer minus `pthread_self()`, learnt from the thread that owns

@@ -17,9 +17,9 @@ use super::mappings::MappedFile;
 use super::mappings::Mapping;
 
 /// What every Ruby defines: a string with its version.
-const RUBY_VERSION: &[u8] = b"ruby_version";
+pub(crate) const RUBY_VERSION: &[u8] = b"ruby_version";
 /// Longest version string; real ones have a dozen bytes.
-const MAX_VERSION: u64 = 64;
+pub(crate) const MAX_VERSION: u64 = 64;
 
 /// Where a symbol was found, the most trusted first. What stripped builds do
 /// not show at all is recovered after these have been asked.
@@ -29,6 +29,8 @@ pub enum Source {
     DynSym,
     /// In the full symbol table, which `strip` would have removed.
     SymTab,
+    /// In the full symbol table of a separate debug file.
+    DebugFile,
 }
 
 impl fmt::Display for Source {
@@ -36,6 +38,7 @@ impl fmt::Display for Source {
         f.write_str(match self {
             Self::DynSym => ".dynsym",
             Self::SymTab => ".symtab",
+            Self::DebugFile => "debug file",
         })
     }
 }
@@ -85,6 +88,23 @@ pub fn locate<'data, R: ReadRef<'data>, const N: usize>(
     found
 }
 
+/// Looks the names that were not found up in a separate debug file.
+pub fn locate_in_debug_file<'data, R: ReadRef<'data>, const N: usize>(
+    found: &mut [Option<Located>; N],
+    names: [&[u8]; N],
+    debug: &Elf<'data, R>,
+) {
+    let Ok(symbols) = debug.static_symbols(names) else {
+        return;
+    };
+    for (found, symbol) in found.iter_mut().zip(symbols) {
+        *found = found.or(symbol.map(|symbol| Located {
+            symbol,
+            source: Source::DebugFile,
+        }));
+    }
+}
+
 /// A Ruby that a process has mapped.
 #[derive(Debug)]
 pub struct RubyImage {
@@ -92,8 +112,27 @@ pub struct RubyImage {
     pub image: Image,
     /// What `ruby_version` holds, read from the process.
     pub version_text: String,
-    /// Where `ruby_version` was found.
-    pub version_source: Located,
+    /// Where that was found.
+    pub version_source: VersionSource,
+}
+
+/// What tells the version of a Ruby.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VersionSource {
+    /// The variable `ruby_version`.
+    Symbol(Located),
+    /// The text that `ruby -v` prints, in the data of a file that has no symbols
+    /// at all: a program that Ruby was linked into.
+    Text,
+}
+
+impl fmt::Display for VersionSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Symbol(located) => write!(f, "ruby_version in {located}"),
+            Self::Text => f.write_str("the text that ruby -v prints, in the data"),
+        }
+    }
 }
 
 /// Why no Ruby was found.
@@ -169,11 +208,25 @@ pub fn find<M: TargetMemory>(
         }
     }
     let looked_at = without_dynamic_symbol.len();
+    let mut without_symbol = Vec::new();
     // Only now: a full symbol table must be read as a whole.
     for image in without_dynamic_symbol {
-        if let Ok(Some(symbol)) = in_full_table(&image) {
-            let source = Source::SymTab;
-            return read_version(image, Located { symbol, source }, memory);
+        match in_full_table(&image) {
+            Ok(Some(symbol)) => {
+                let source = Source::SymTab;
+                return read_version(image, Located { symbol, source }, memory);
+            }
+            Ok(None) | Err(_) => without_symbol.push(image),
+        }
+    }
+    // And last of all, since the text of a large file has to be read.
+    for image in without_symbol {
+        if let Some(version_text) = image.elf().ok().and_then(|elf| version_in_text(&elf)) {
+            return Ok(RubyImage {
+                image,
+                version_text,
+                version_source: VersionSource::Text,
+            });
         }
     }
     match unopened {
@@ -185,7 +238,7 @@ pub fn find<M: TargetMemory>(
 /// Whether a variable is in memory that is not writable. A program that is
 /// linked for fixed addresses and uses a library's variable has a copy of it in
 /// its own data, under the same name.
-fn is_constant<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>, symbol: Symbol) -> bool {
+pub(crate) fn is_constant<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>, symbol: Symbol) -> bool {
     elf.loads().iter().any(|load| {
         !load.writable
             && symbol
@@ -199,6 +252,65 @@ fn in_full_table(image: &Image) -> Result<Option<Symbol>, ElfError> {
     let elf = image.elf()?;
     let [symbol] = elf.static_symbols([RUBY_VERSION])?;
     Ok(symbol.filter(|symbol| is_constant(&elf, *symbol)))
+}
+
+/// Code of an interpreter: at least this much, in bytes. It has 2.5 MB.
+const MIN_CODE: u64 = 1 << 20;
+/// What `ruby -v` prints begins so; the version and a date follow.
+const DESCRIPTION: &[u8] = b"ruby ";
+/// Longest stretch of a description looked at.
+const MAX_DESCRIPTION: usize = 48;
+
+/// The version in the text that `ruby -v` prints, such as `ruby 3.3.8
+/// (2025-04-09 revision ...`, if a file is large enough for an interpreter and
+/// all such texts in it agree.
+pub(crate) fn version_in_text<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>) -> Option<String> {
+    let loads = elf.loads();
+    if !loads
+        .iter()
+        .any(|load| load.executable && load.file_size >= MIN_CODE)
+    {
+        return None;
+    }
+    let mut versions: Vec<String> = loads
+        .iter()
+        .filter(|load| !load.writable)
+        .filter_map(|load| elf.bytes(load.address, load.file_size).ok())
+        .flat_map(|bytes| {
+            memchr::memmem::find_iter(bytes, DESCRIPTION)
+                .filter_map(|at| described_version(bytes.get(at..)?))
+        })
+        .collect();
+    versions.dedup();
+    match <[String; 1]>::try_from(versions) {
+        Ok([version]) => Some(version),
+        Err(_) => None,
+    }
+}
+
+/// The version in a description.
+fn described_version(text: &[u8]) -> Option<String> {
+    let text = text.get(..MAX_DESCRIPTION).unwrap_or(text);
+    let text = text.strip_prefix(DESCRIPTION)?;
+    let open = text.iter().position(|&byte| byte == b'(')?;
+    let (name, rest) = text.split_at_checked(open)?;
+    // The date of the release: (2025-04-09
+    let [b'(', year @ .., b'-'] = rest.get(..6)? else {
+        return None;
+    };
+    if !year.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    // The patch level is not part of the version: 2.7.4p191.
+    let name = std::str::from_utf8(name).ok()?.trim_end();
+    let name = name.split('p').next()?;
+    let is_version = |part: &str| !part.is_empty() && part.bytes().all(|it| it.is_ascii_digit());
+    let mut parts = name.split('.');
+    let numbers = [parts.next()?, parts.next()?];
+    let last = parts.next()?;
+    let patch = last.trim_end_matches("dev");
+    let all = numbers.into_iter().chain([patch]).all(is_version);
+    (all && parts.next().is_none()).then(|| name.to_owned())
 }
 
 fn read_version<M: TargetMemory>(
@@ -224,14 +336,14 @@ fn read_version<M: TargetMemory>(
         Some(text) => Ok(RubyImage {
             version_text: text.to_owned(),
             image,
-            version_source,
+            version_source: VersionSource::Symbol(version_source),
         }),
         None => Err(NotFound::Unreadable { path: image.path }),
     }
 }
 
 /// Whether the file's name says Ruby: such files are looked at first.
-fn names_ruby(path: &[u8]) -> bool {
+pub(crate) fn names_ruby(path: &[u8]) -> bool {
     path.rsplit(|&byte| byte == b'/')
         .next()
         .is_some_and(|name| name.windows(4).any(|part| part == b"ruby"))
@@ -247,4 +359,41 @@ fn starts_like_elf<M: TargetMemory>(file: &MappedFile<'_>, memory: &M) -> bool {
         .find(|mapping| mapping.offset == 0 && mapping.readable)
         .is_some_and(|mapping| memory.read(mapping.range.start, &mut magic).is_ok())
         && magic == *b"\x7fELF"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_read_from_what_ruby_says_of_itself() {
+        let of = |text: &str| described_version(text.as_bytes());
+        for (text, version) in [
+            (
+                "ruby 3.3.8 (2025-04-09 revision b200bad6cd) [x86_64-linux]",
+                "3.3.8",
+            ),
+            (
+                "ruby 2.7.4p191 (2021-07-07 revision a21a3b7d23) [x86_64-linux-gnu]",
+                "2.7.4",
+            ),
+            (
+                "ruby 4.1.0dev (2026-05-01 master 0123456789) [aarch64-linux]",
+                "4.1.0dev",
+            ),
+            ("ruby 3.4.11 (2026-01-01", "3.4.11"),
+        ] {
+            assert_eq!(of(text).as_deref(), Some(version));
+        }
+        for text in [
+            "ruby 3.3 (2025-04-09)",
+            "ruby script (2025-04-09)",
+            "ruby 3.3.8 (unknown",
+            "ruby 3.3.8.1 (2025-",
+            "ruby ",
+            "ruby 3.3.8 (20",
+        ] {
+            assert_eq!(of(text), None, "{text}");
+        }
+    }
 }

@@ -248,8 +248,8 @@ fn every_thread_of_a_live_ruby_has_its_own_context() {
     let variable = target.global_symbols.expect("the symbol table");
     let last_id = TargetMemory::word(&memory, variable).unwrap();
     assert!((500..1 << 20).contains(&last_id), "{last_id}");
-    let scanned = global_symbols::scan(&target.ruby.data, target.ruby.version, &memory);
-    assert_eq!(scanned, Some(variable));
+    let scanned = target.ruby.scan_for_global_symbols(&memory);
+    assert_eq!(scanned.map(|found| found.address), Ok(variable));
 }
 
 #[test]
@@ -304,6 +304,53 @@ fn what_is_recovered_is_what_the_symbols_say() {
     let running = run(&words, THREE_THREADS);
     let threads = thread_pointers(running.pid());
     let target = attach(running.pid(), &threads).unwrap();
+    let mut blind = Attacher {
+        ignore_symbols: true,
+        ..Attacher::default()
+    };
+    let recovered = blind.attach(running.pid(), &threads).unwrap();
+    assert_eq!(recovered.entry, target.entry);
+    assert_eq!(recovered.global_symbols, target.global_symbols);
+    assert_eq!(recovered.vm_exec_candidate, None);
+    // Each by two ways that know nothing of each other.
+    let (vm, context) = if target.entry.root == root::GLOBAL {
+        (
+            "from the threads' contexts, which agree",
+            "the only context among what the code of rb_thread_current refers to",
+        )
+    } else {
+        (
+            "where ruby_vm_at_exit looks",
+            "by the code of rb_thread_current, and by",
+        )
+    };
+    for (what, both) in [
+        ("VM", vm),
+        ("execution context", context),
+        ("ruby_global_symbols", "where rb_id2str looks"),
+        (
+            "rb_vm_exec",
+            "rb_iseq_eval ends with, and the caller of the interpreter",
+        ),
+        ("rb_vm_exec", "a native stack has calls from it"),
+    ] {
+        let by = recovered.provenance.iter().filter(|it| it.what == what);
+        let by: Vec<_> = by.map(|it| &it.how).collect();
+        assert!(by.iter().any(|how| how.contains(both)), "{what}: {by:?}");
+    }
+    // The same file is not analysed again.
+    assert_eq!(blind.analyses.analysed, 1);
+    let again = blind.attach(running.pid(), &threads).unwrap();
+    assert_eq!(again.entry, target.entry);
+    assert_eq!(blind.analyses.analysed, 1);
+}
+
+#[test]
+fn without_the_vm_nothing_is_taken_for_a_context() {
+    let Some(words) = ruby() else { return };
+    let running = run(&words, THREE_THREADS);
+    let threads = thread_pointers(running.pid());
+    let target = attach(running.pid(), &threads).unwrap();
     if target.entry.root == root::GLOBAL {
         return;
     }
@@ -311,28 +358,26 @@ fn what_is_recovered_is_what_the_symbols_say() {
     let mappings = proc::mappings(&target.process).unwrap();
     let found = ruby::find(&target.process, &memory, &mappings).unwrap();
     let elf = found.image.elf().unwrap();
-    let mut symbols = roots::Symbols::of(&elf);
-    symbols.current_ec = None;
-    symbols.current_vm = None;
-    let layout = target.ruby.layout.walk;
     let mut entry = rbprof_common::process::ProcessEntry {
-        layout,
-        vm: recover::vm(&target.ruby.data, &layout, &memory).unwrap(),
+        layout: target.ruby.layout.walk,
         ..Default::default()
     };
     let loaded = roots::Loaded {
         version: target.ruby.version,
         bias: found.image.bias,
-        is_program: false,
+        is_program: target.ruby.is_program,
         library: tls::CLibrary::of(&mappings),
         threads: &threads,
+        offset_in_code: None,
+        places_in_code: &[],
     };
-    roots::find(&mut entry, &symbols, &elf, &loaded, &memory).unwrap();
-    assert_eq!(entry.vm, target.entry.vm);
-    assert_eq!((entry.root, entry.ec), (target.entry.root, target.entry.ec));
-    // Without the VM nothing would tell contexts from what lies beside them.
-    entry.vm = 0;
-    let blind = roots::find(&mut entry, &symbols, &elf, &loaded, &memory);
+    let blind = roots::find(
+        &mut entry,
+        &roots::Symbols::default(),
+        &elf,
+        &loaded,
+        &memory,
+    );
     assert!(
         matches!(blind, Err(roots::RootError::Missing(_))),
         "{blind:?}"
@@ -374,6 +419,7 @@ fn a_ruby_that_is_starting_is_not_ready_until_it_is() {
     // SAFETY: waits for an own child; the status is not wanted.
     unsafe { libc::waitpid(pid.cast_signed(), std::ptr::null_mut(), libc::__WALL) };
     // From now on every system call of its start is a moment to attach at.
+    let mut attacher = Attacher::default();
     let mut before = 0;
     let mut after = 0;
     while after < 20 {
@@ -381,7 +427,7 @@ fn a_ruby_that_is_starting_is_not_ready_until_it_is() {
             tid: pid,
             value: stopped_thread_pointer(pid.cast_signed()).unwrap(),
         }];
-        match attach(pid, &threads) {
+        match attacher.attach(pid, &threads) {
             Ok(_) => after += 1,
             Err(AttachError::NotReady { .. }) if after == 0 => before += 1,
             Err(other) => panic!("after {before} + {after} system calls: {other}"),

@@ -6,7 +6,10 @@
 
 use rbprof_common::Fault;
 use rbprof_common::Memory;
+use rbprof_common::layout::fixed;
+use rbprof_common::layout::frame_flags;
 use rbprof_common::process::ProcessEntry;
+use rbprof_common::roots::Context;
 use rbprof_common::roots::NoContext;
 use rbprof_common::roots::context_of;
 
@@ -73,7 +76,11 @@ fn check_thread<M: Memory>(
     let field = |base: u64, offset: u32| memory.word(base.wrapping_add(offset.into()));
     let thread = field(context.ec, entry.layout.ec_thread)?;
     let vm = field(thread, entry.layout.thread_vm)?;
-    if field(thread, entry.layout.thread_ec)? != context.ec || vm == 0 || vm & 7 != 0 {
+    if field(thread, entry.layout.thread_ec)? != context.ec
+        || vm == 0
+        || vm & 7 != 0
+        || !begins_with_a_dummy(&context, entry.layout.cfp_size, memory)?
+    {
         return Err(NoContext::Invalid);
     }
     Ok(Validated {
@@ -82,6 +89,19 @@ fn check_thread<M: Memory>(
         thread,
         vm,
     })
+}
+
+/// Whether the outermost control frame is where the size of one says, and is the
+/// dummy that every VM stack begins with: the walk goes by that size.
+fn begins_with_a_dummy<M: Memory>(
+    context: &Context,
+    cfp_size: u32,
+    memory: &M,
+) -> Result<bool, Fault> {
+    let outermost = context.stack_end.wrapping_sub(cfp_size.into());
+    let ep = memory.word(outermost.wrapping_add(8 * fixed::CFP_EP as u64))?;
+    // Its environment may have left the stack (`TOPLEVEL_BINDING`).
+    Ok(memory.word(ep)? & frame_flags::TYPE_MASK == frame_flags::DUMMY)
 }
 
 /// Whether the main thread of a VM belongs to it (Ruby 3.0 and later): a second
@@ -120,6 +140,7 @@ mod tests {
             layout,
             ..ProcessEntry::default()
         };
+        let outermost = STACK + 8 * 512 - u64::from(layout.cfp_size);
         let words = [
             (TP - 8, EC),
             (EC, STACK),
@@ -129,6 +150,8 @@ mod tests {
             (THREAD + u64::from(layout.thread_ec), EC),
             (THREAD + u64::from(layout.thread_vm), VM),
             (VM + VM_MAIN_THREAD, THREAD),
+            (outermost + 32, STACK + 16),
+            (STACK + 16, frame_flags::DUMMY | frame_flags::FINISH),
         ];
         (entry, Words(words.into()))
     }
@@ -155,6 +178,18 @@ mod tests {
         memory.0.insert(back, EC + 8);
         assert_eq!(counts(&entry, &memory), (0, 0, 1));
         memory.0.insert(back, EC);
+        assert_eq!(counts(&entry, &memory), (1, 0, 0));
+        for (at, value) in [
+            (STACK + 16, frame_flags::METHOD),
+            (STACK + 8 * 512 - 56 + 32, STACK + 8 * 512 - 56),
+        ] {
+            let right = memory.0.insert(at, value).unwrap();
+            assert_eq!(counts(&entry, &memory), (0, 0, 1));
+            memory.0.insert(at, right);
+        }
+        entry.layout.cfp_size = 64;
+        assert_eq!(counts(&entry, &memory), (0, 0, 1));
+        entry.layout.cfp_size = 56;
         memory.0.insert(EC + 16, STACK - 8);
         assert_eq!(counts(&entry, &memory), (0, 0, 1));
         memory.0.insert(TP - 8, 0);

@@ -30,7 +30,10 @@ pub fn run() -> Result<()> {
     let missing = packages::missing()?;
     if !missing.is_empty() && !is_root() {
         println!("missing, to be installed by root:");
-        println!("  {}", packages::install_line(&missing));
+        println!(
+            "  {}",
+            packages::install_line(&packages::separate(&missing)?)
+        );
         if !rust_src::is_there()? {
             println!("missing, to be installed by you:");
             println!("  {}", rust_src::install_line()?);

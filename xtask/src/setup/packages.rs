@@ -36,6 +36,9 @@ const fn program(program: &'static str, name: &'static str) -> Package {
     }
 }
 
+/// A package since Debian 13; before that, a part of `docker.io`.
+const CLIENT_OF_ITS_OWN: &str = "docker-cli";
+
 /// What building and testing need.
 const PACKAGES: &[Package] = &[
     // bpf-linker.
@@ -54,7 +57,11 @@ const PACKAGES: &[Package] = &[
     program("mmdebstrap", "mmdebstrap"),
     package("debian-archive-keyring"),
     program("unshare", "util-linux"),
+    program("setpriv", "util-linux"),
     program("mount", "mount"),
+    // Containers: the tests start an engine of their own.
+    program("dockerd", "docker.io"),
+    program("docker", CLIENT_OF_ITS_OWN),
     // The demo.
     program("ruby", "ruby"),
     // Foreign readers of our output: `go tool pprof` and npm's `pprof-format`.
@@ -143,16 +150,31 @@ pub fn install(packages: &[&str]) -> Result<String> {
     if let Err(error) = cmd::output(apt_get().arg("update")) {
         println!("  apt-get update: {error:#}");
     }
-    let unknown = without_candidate(packages)?;
+    let packages = separate(packages)?;
+    let unknown = without_candidate(&packages)?;
     if !unknown.is_empty() {
         bail!("{}", explain_unknown(&unknown));
     }
     let mut install = apt_get();
     install
         .args(["install", "--yes", "--quiet", "--no-install-recommends"])
-        .args(packages);
+        .args(&packages);
     cmd::output(&mut install)?;
     Ok(format!("installed {}", packages.join(" ")))
+}
+
+/// The packages without those that are part of others on this system.
+///
+/// # Errors
+/// If apt cannot be asked.
+pub fn separate<'a>(packages: &[&'a str]) -> Result<Vec<&'a str>> {
+    let unknown = without_candidate(packages)?;
+    let is_part = |name: &str| name == CLIENT_OF_ITS_OWN && unknown.contains(&name);
+    Ok(packages
+        .iter()
+        .copied()
+        .filter(|name| !is_part(name))
+        .collect())
 }
 
 /// `apt-get` that asks no questions.
