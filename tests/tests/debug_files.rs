@@ -23,7 +23,7 @@ fn library(ruby: &Installed) -> Result<PathBuf> {
     let prefix = ruby.ruby.parent().and_then(Path::parent);
     let lib = prefix.context("no prefix")?.join("lib");
     let files: Vec<PathBuf> = std::fs::read_dir(&lib)?
-        .filter_map(|file| Some(file.ok()?.path().canonicalize().ok()?))
+        .filter_map(|file| file.ok()?.path().canonicalize().ok())
         .filter(|path| path.to_string_lossy().contains("/libruby.so."))
         .collect();
     files.first().cloned().context("no libruby")
