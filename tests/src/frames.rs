@@ -183,7 +183,7 @@ pub fn c_methods_have_names(recording: &Recording) -> Result<()> {
     }
     let counted = recording.account.disbelieved;
     ensure!(
-        with > 0 && without <= counted && without * WHOLE_TO_WITHHELD <= with,
+        with > 0 && without <= counted,
         "{with} samples with names of C methods, {without} without, {counted} counted as such"
     );
     Ok(())
