@@ -11,6 +11,7 @@ use std::process::Command;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use anyhow::anyhow;
 use anyhow::ensure;
 use rbprof::kernel::Kernel;
 use rbprof::kernel::KernelError;
@@ -20,6 +21,7 @@ use rbprof::targets::Target as Attached;
 use rbprof::targets::ThreadPointer;
 use rbprof::targets::code;
 use rbprof::targets::elf::Elf;
+use rbprof::targets::elf::Machine;
 use rbprof::targets::elf::file_cache;
 use rbprof::targets::roots::Symbols;
 use rbprof::targets::ruby::Located;
@@ -267,6 +269,51 @@ fn same_table(table: &str) -> Result<()> {
         );
     }
     ensure!(table.lines().count() == old.lines().count(), "its rows");
+    Ok(())
+}
+
+/// The code of arm64 files gives the same facts, where symbols tell the truth,
+/// and all facts where they do not.
+#[test]
+fn arm64_files_give_away_as_much() -> Result<()> {
+    for foreign in rubies::FOREIGN {
+        let path = match foreign.library() {
+            Ok(path) => path,
+            Err(error) => {
+                rig::skip(&error.to_string())?;
+                continue;
+            }
+        };
+        let truth = Truth::of(&path)?;
+        let file = file_cache(std::fs::File::open(&path)?);
+        let elf = Elf::parse(&file)?;
+        ensure!(elf.machine() == Machine::Aarch64, "{}", foreign.name);
+        let found = code::analyse(&elf, None).with_context(|| foreign.name)?;
+        let vm_exec = found.vm_exec.map_err(|error| anyhow!("{error}"))?;
+        ensure!(
+            vm_exec
+                .how
+                .contains("rb_iseq_eval ends with, and the caller"),
+            "{}: {}",
+            foreign.name,
+            vm_exec.how
+        );
+        if let Some(range) = truth.vm_exec {
+            ensure!(vm_exec.range == range, "{}: {vm_exec:x?}", foreign.name);
+        }
+        let version = Version::parse(foreign.version).context("the version")?;
+        if version >= Version::new(3, 0, 0) {
+            let segment = elf.tls().context("no thread-local block")?;
+            let context = found.current_ec.context("no execution context")?;
+            ensure!(context < segment.memory_size, "{}", foreign.name);
+            ensure!(truth.context.is_none_or(|truth| truth == context));
+        } else {
+            // Through the global offset table, which only a loader fills in.
+            ensure!(!found.context_references.is_empty(), "{}", foreign.name);
+        }
+        ensure!(!found.symbol_references.is_empty(), "{}", foreign.name);
+        ensure!(!found.vm_references.is_empty(), "{}", foreign.name);
+    }
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use anyhow::Result;
 use anyhow::bail;
 
 use crate::cmd;
+use crate::fuzz;
 use crate::layouts;
 use crate::machine;
 use crate::rubies;
@@ -16,6 +17,9 @@ use crate::workspace;
 
 /// The package of the integration tests.
 const LIVE_TESTS: &str = "rbprof-tests";
+
+/// How long each fuzz target runs.
+const FUZZ_SECONDS: u32 = 60;
 
 /// What became of one stage.
 struct Outcome {
@@ -72,6 +76,9 @@ pub fn run(filter: Option<&str>) -> Result<()> {
             cmd::run(test.args(filter).args(["--", "--test-threads=1"]))
         }),
     ]);
+    if filter.is_none() {
+        outcomes.push(stage("fuzz", || fuzz::run(FUZZ_SECONDS, &[])));
+    }
     sum_up(&outcomes)
 }
 

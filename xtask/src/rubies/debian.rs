@@ -36,8 +36,8 @@ pub(super) fn root(entry: &Path) -> PathBuf {
 /// Makes a root file system in the new cache entry `place`.
 ///
 /// The packages are unpacked and not configured: that takes seconds, and Ruby
-/// does without.
-pub(super) fn build(packages: &Packages, place: &Path) -> Result<()> {
+/// does without. `architecture` is another machine's, as Debian calls it.
+pub(super) fn build(packages: &Packages, architecture: Option<&str>, place: &Path) -> Result<()> {
     let mirror = mirror()?;
     let keyring = keyring()?;
     let root = root(place);
@@ -50,6 +50,7 @@ pub(super) fn build(packages: &Packages, place: &Path) -> Result<()> {
     let mut mmdebstrap = Command::new("mmdebstrap");
     mmdebstrap
         .arg("--variant=extract")
+        .args(architecture.map(|name| format!("--architectures={name}")))
         .arg(format!("--aptopt={}", settings.display()))
         .arg(format!("--include={}", packages.include.join(",")))
         .arg(format!("--keyring={keyring}"))

@@ -6,6 +6,7 @@
 
 mod debian;
 mod edits;
+pub mod foreign;
 mod recipes;
 mod source;
 
@@ -18,6 +19,8 @@ use anyhow::Context;
 use anyhow::Result;
 use anyhow::bail;
 
+pub use foreign::FOREIGN;
+pub use foreign::Foreign;
 pub use recipes::Recipe;
 
 use crate::cache;
@@ -145,11 +148,18 @@ pub fn needed() -> impl Iterator<Item = &'static Recipe> {
 /// If a name is unknown, or one of them cannot be had.
 pub fn provide(names: &[String]) -> Result<()> {
     let mut failed = Vec::new();
-    for recipe in selected(names)? {
-        if let Err(error) = provide_one(recipe) {
-            eprintln!("  {}: {error:#}", recipe.name);
-            failed.push(recipe.name);
+    let mut take = |name: &'static str, result: Result<()>| {
+        if let Err(error) = result {
+            eprintln!("  {name}: {error:#}");
+            failed.push(name);
         }
+    };
+    let (recipes, foreign) = selected(names)?;
+    for recipe in recipes {
+        take(recipe.name, provide_one(recipe));
+    }
+    for each in foreign {
+        take(each.name, each.provide());
     }
     if !failed.is_empty() {
         bail!("not provided: {}", failed.join(", "));
@@ -163,34 +173,45 @@ pub fn provide(names: &[String]) -> Result<()> {
 /// # Errors
 /// If a name is unknown or the cache's place is.
 pub fn list(names: &[String]) -> Result<()> {
-    let recipes: Vec<&Recipe> = if names.is_empty() {
-        RECIPES.iter().collect()
+    let (recipes, foreign) = if names.is_empty() {
+        (RECIPES.iter().collect(), FOREIGN.iter().collect())
     } else {
         selected(names)?
     };
-    for recipe in recipes {
-        let entry = entry(recipe)?;
-        let need = if recipe.needed { "needed" } else { "extra" };
+    let line = |name: &str, needed: bool, entry: &Path, about: &str| {
+        let need = if needed { "needed" } else { "extra" };
         let state = if entry.exists() {
             entry.display().to_string()
         } else {
             "not cached".to_owned()
         };
-        println!(
-            "{:34} {need:6}  {state}\n{:34} {}",
-            recipe.name,
-            "",
-            recipe.about()
-        );
+        println!("{name:38} {need:6}  {state}\n{:38} {about}", "");
+    };
+    for each in recipes {
+        line(each.name, each.needed, &entry(each)?, &each.about());
+    }
+    for each in foreign {
+        line(each.name, true, &each.entry()?, &each.about());
     }
     Ok(())
 }
 
-fn selected(names: &[String]) -> Result<Vec<&'static Recipe>> {
+/// Interpreters of this machine, and files of others.
+type Selected = (Vec<&'static Recipe>, Vec<&'static Foreign>);
+
+/// Those of these names; those that the tests need if there are no names.
+fn selected(names: &[String]) -> Result<Selected> {
     if names.is_empty() {
-        return Ok(needed().collect());
+        return Ok((needed().collect(), FOREIGN.iter().collect()));
     }
-    names.iter().map(|name| recipe(name)).collect()
+    let (mut recipes, mut foreign) = (Vec::new(), Vec::new());
+    for name in names {
+        match FOREIGN.iter().find(|each| each.name == name) {
+            Some(each) => foreign.push(each),
+            None => recipes.push(recipe(name)?),
+        }
+    }
+    Ok((recipes, foreign))
 }
 
 fn recipe(name: &str) -> Result<&'static Recipe> {
@@ -198,7 +219,8 @@ fn recipe(name: &str) -> Result<&'static Recipe> {
         .iter()
         .find(|recipe| recipe.name == name)
         .with_context(|| {
-            let known: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
+            let known = RECIPES.iter().map(|recipe| recipe.name);
+            let known: Vec<&str> = known.chain(FOREIGN.iter().map(|it| it.name)).collect();
             format!("no Ruby is called {name}; there are {}", known.join(", "))
         })
 }
@@ -239,7 +261,7 @@ fn provide_one(recipe: &Recipe) -> Result<()> {
     cache::entry(&entry, |place| {
         std::fs::write(place.join(RECIPE_FILE), recipe.text())?;
         match &recipe.origin {
-            Origin::Packages(packages) => debian::build(packages, place),
+            Origin::Packages(packages) => debian::build(packages, None, place),
             Origin::Built(built) => source::build(built.tree, place, &entry),
         }
     })?;
