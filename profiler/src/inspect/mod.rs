@@ -3,7 +3,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`file`] | what a file says: version, symbols, thread-local storage, code |
+//! | [`mod@file`] | what a file says: version, symbols, thread-local storage, code |
 //! | [`process`] | what a running process says: roots, JIT compiler |
 //! | [`jit`] | which JIT compiler a process uses, and where its code is |
 //! | [`mod@check`] | the four symbols, for a distribution's tests |

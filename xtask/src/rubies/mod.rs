@@ -10,9 +10,11 @@ pub mod foreign;
 mod recipes;
 mod source;
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -147,24 +149,71 @@ pub fn needed() -> impl Iterator<Item = &'static Recipe> {
 /// # Errors
 /// If a name is unknown, or one of them cannot be had.
 pub fn provide(names: &[String]) -> Result<()> {
-    let mut failed = Vec::new();
-    let mut take = |name: &'static str, result: Result<()>| {
-        if let Err(error) = result {
-            eprintln!("  {name}: {error:#}");
-            failed.push(name);
-        }
-    };
     let (recipes, foreign) = selected(names)?;
+    // Those that share a cache entry are made together; the others see that.
+    let mut jobs: Vec<Vec<Job>> = Vec::new();
     for recipe in recipes {
-        take(recipe.name, provide_one(recipe));
+        let same = jobs.iter_mut().find(|job| {
+            let first = job.first();
+            matches!(first, Some(Job::Recipe(it)) if it.entry_name() == recipe.entry_name())
+        });
+        match same {
+            Some(job) => job.push(Job::Recipe(recipe)),
+            None => jobs.push(vec![Job::Recipe(recipe)]),
+        }
     }
-    for each in foreign {
-        take(each.name, each.provide());
-    }
+    jobs.extend(foreign.into_iter().map(|each| vec![Job::Foreign(each)]));
+    let jobs = Mutex::new(VecDeque::from(jobs));
+    let failed = Mutex::new(Vec::new());
+    // The next one, with the lock given back at once.
+    let next = || jobs.lock().ok()?.pop_front();
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(job) = next() {
+                    for part in job {
+                        if let Err(error) = part.provide() {
+                            eprintln!("  {}: {error:#}", part.name());
+                            if let Ok(mut failed) = failed.lock() {
+                                failed.push(part.name());
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_default();
     if !failed.is_empty() {
         bail!("not provided: {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// How many are fetched or built at the same time: much of `configure`, and some
+/// of the rest, takes one processor only.
+const AT_ONCE: usize = 2;
+
+/// Something to provide.
+enum Job {
+    Recipe(&'static Recipe),
+    Foreign(&'static Foreign),
+}
+
+impl Job {
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Recipe(recipe) => recipe.name,
+            Self::Foreign(foreign) => foreign.name,
+        }
+    }
+
+    fn provide(&self) -> Result<()> {
+        match self {
+            Self::Recipe(recipe) => provide_one(recipe),
+            Self::Foreign(foreign) => foreign.provide(),
+        }
+    }
 }
 
 /// Prints what there is: name, whether the tests need it, whether it is cached

@@ -156,7 +156,11 @@ impl Build<'_> {
     fn timed(&self, what: &str, command: &mut Command) -> Result<()> {
         let start = Instant::now();
         cmd::logged(command, &self.log)?;
-        println!("    {what}: {:.0} s", start.elapsed().as_secs_f64());
+        println!(
+            "    {}: {what}: {:.0} s",
+            self.tree.name,
+            start.elapsed().as_secs_f64()
+        );
         Ok(())
     }
 }

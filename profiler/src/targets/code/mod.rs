@@ -10,7 +10,7 @@
 //! |---|---|
 //! | [`functions`] | where functions begin and end, from `.eh_frame` |
 //! | [`instructions`] | what a function branches to and which data it refers to |
-//! | [`thread_local`] | which thread-local variable a function uses |
+//! | [`mod@thread_local`] | which thread-local variable a function uses |
 //! | [`vm_exec`] | which function is `rb_vm_exec` |
 
 pub mod functions;
