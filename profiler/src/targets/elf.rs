@@ -29,6 +29,9 @@ const MAX_NAME: u64 = 512;
 const MAX_CHAIN: u32 = 1 << 12;
 /// Most segments of one image; real ones have about a dozen.
 const MAX_SEGMENTS: usize = 256;
+/// Most sections of one image; libruby has about 40, and a large program that is
+/// compiled function by function some ten thousand.
+const MAX_SECTIONS: usize = 1 << 16;
 /// Most libraries of one image whose names are looked at.
 const MAX_NEEDED: usize = 1 << 10;
 
@@ -471,6 +474,7 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
     /// # Errors
     /// [`ElfError::Malformed`].
     pub fn section_data(&self, name: &[u8]) -> Result<Option<(u64, &'data [u8])>> {
+        self.section_headers()?;
         let sections = self
             .header
             .sections(LE, self.data)
@@ -755,11 +759,19 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         Ok(found)
     }
 
-    fn section(&self, kind: elf::SectionType) -> Result<Option<&'data elf::SectionHeader64<LE>>> {
+    fn section_headers(&self) -> Result<&'data [elf::SectionHeader64<LE>]> {
         let sections = self
             .header
             .section_headers(LE, self.data)
             .or_malformed("the section headers")?;
+        if sections.len() > MAX_SECTIONS {
+            return Err(ElfError::Malformed("sections that are too many"));
+        }
+        Ok(sections)
+    }
+
+    fn section(&self, kind: elf::SectionType) -> Result<Option<&'data elf::SectionHeader64<LE>>> {
+        let sections = self.section_headers()?;
         Ok(sections.iter().find(|section| section.sh_type(LE) == kind))
     }
 
@@ -780,10 +792,7 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         let Some(section) = self.section(elf::SHT_SYMTAB)? else {
             return Ok(found);
         };
-        let sections = self
-            .header
-            .section_headers(LE, self.data)
-            .or_malformed("the section headers")?;
+        let sections = self.section_headers()?;
         let strings = sections
             .get(section.sh_link(LE) as usize)
             .or_malformed("the symbols' names")?;
