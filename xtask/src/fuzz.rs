@@ -29,8 +29,10 @@ const COVERAGE: &str = "-Cpasses=sancov-module \
 /// Bounds that a hostile file must not break: memory in MiB, and seconds for one
 /// input.
 const LIMITS: [&str; 3] = ["-rss_limit_mb=1024", "-malloc_limit_mb=512", "-timeout=20"];
-/// Largest input, in bytes: the seeds have 30 KB.
-const MAX_LENGTH: &str = "-max_len=65536";
+/// Largest input, in bytes: the seeds are libraries of 30 KB.
+const MAX_LENGTH: u32 = 65536;
+/// The same for machine code, of which a few functions say as much as many.
+const MAX_CODE: u32 = 4096;
 
 /// Runs each target, or those named, for `seconds`, all at the same time.
 ///
@@ -125,13 +127,19 @@ fn fuzz(target: &str, program: &Path, seconds: u32) -> Result<String> {
     let seeds = seeds(target)?;
     let crashes = workspace::target_dir()?.join("fuzz/found");
     cache::create_dir(&crashes)?;
+    let length = if target == "code" {
+        MAX_CODE
+    } else {
+        MAX_LENGTH
+    };
     let mut fuzzer = Command::new(program);
     fuzzer
         .arg(&found)
         .arg(&seeds)
         .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-artifact_prefix={}/{target}-", crashes.display()))
-        .args([MAX_LENGTH, "-print_final_stats=1", "-verbosity=1"])
+        .arg(format!("-max_len={length}"))
+        .args(["-print_final_stats=1", "-verbosity=1"])
         .args(LIMITS);
     let output = fuzzer
         .output()
