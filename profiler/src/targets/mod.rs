@@ -21,7 +21,8 @@
 //! | [`global_symbols`] | Ruby's symbol table where no symbol names it |
 //! | [`validate`] | whether roots hold for the live process |
 //! | `zjit` | whether ZJIT is on, and frames are read in another way |
-//! | [`mod@attach`] | all of it together |
+//! | `examine` | all of it together, for a Ruby that was found |
+//! | [`mod@attach`] | the way in |
 //! | [`target`] | what comes of it |
 
 pub mod analyses;
@@ -30,6 +31,7 @@ pub mod code;
 pub mod debug_file;
 pub mod elf;
 mod error;
+mod examine;
 pub mod global_symbols;
 pub mod image;
 mod loader;
