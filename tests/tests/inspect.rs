@@ -187,7 +187,7 @@ fn calls_through_the_linkage_table_are_seen() -> Result<()> {
 
 #[test]
 fn yjit_is_seen_at_work() -> Result<()> {
-    let Some(ruby) = rig::ruby("source-3.4.5-stripped")? else {
+    let Some(ruby) = rig::ruby("source-3.4.5-static-stripped")? else {
         return Ok(());
     };
     for (options, states) in [

@@ -163,7 +163,7 @@ fn debug_information_of_3_3_says_what_the_table_says() -> Result<()> {
 
 #[test]
 fn debug_information_of_3_4_says_what_the_table_says() -> Result<()> {
-    debug_information_says_what_the_table_says("source-3.4.5")
+    debug_information_says_what_the_table_says("source-3.4.5-static")
 }
 
 #[test]

@@ -41,6 +41,9 @@ enum Task {
     Layouts,
     /// Run everything that continuous integration runs.
     Test {
+        /// Profile every Ruby that there is, also those that take long to build.
+        #[arg(long)]
+        every_ruby: bool,
         /// Run only the tests whose name contains this, and no lints.
         filter: Option<String>,
     },
@@ -62,7 +65,7 @@ fn main() -> ExitCode {
         Task::Rubies { list: true, names } => rubies::list(&names),
         Task::Rubies { list: false, names } => rubies::provide(&names),
         Task::Layouts => layouts::check(),
-        Task::Test { filter } => test::run(filter.as_deref()),
+        Task::Test { every_ruby, filter } => test::run(filter.as_deref(), every_ruby),
         Task::Fuzz { seconds, names } => fuzz::run(seconds, &names),
         Task::Demo => demo::run(),
     };

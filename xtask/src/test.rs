@@ -29,18 +29,37 @@ struct Outcome {
 }
 
 /// Runs all stages, also after one has failed, and sums up at the end. With a
-/// filter: only the tests whose name contains it, and no lints.
+/// filter: only the tests whose name contains it, and no lints. With
+/// `every_ruby`: on all Rubies that there are.
 ///
 /// # Errors
 /// If a stage failed.
-pub fn run(filter: Option<&str>) -> Result<()> {
+pub fn run(filter: Option<&str>, every_ruby: bool) -> Result<()> {
+    let every: Vec<String> = if every_ruby {
+        rubies::all().map(|recipe| recipe.name.to_owned()).collect()
+    } else {
+        Vec::new()
+    };
+    let tests = |args: &[&str]| -> Result<Command> {
+        let mut tests = cargo(args)?;
+        if every_ruby {
+            tests.env(rubies::EVERY_RUBY, "1");
+        }
+        Ok(tests)
+    };
     let mut outcomes = vec![
         stage("setup", setup::run),
         stage("machine", || {
             machine::prepare();
             Ok(())
         }),
-        stage("rubies", || rubies::provide(&[])),
+        stage("rubies", || {
+            rubies::provide(&[])?;
+            if every_ruby {
+                rubies::provide(&every)?;
+            }
+            Ok(())
+        }),
     ];
     if filter.is_none() {
         outcomes.extend([
@@ -67,12 +86,12 @@ pub fn run(filter: Option<&str>) -> Result<()> {
     }
     outcomes.extend([
         stage("unit tests", || {
-            let mut test = cargo(&["test", "--workspace", "--exclude", LIVE_TESTS])?;
+            let mut test = tests(&["test", "--workspace", "--exclude", LIVE_TESTS])?;
             cmd::run(test.args(filter))
         }),
         // Recordings of processes disturb each other, so one at a time.
         stage("integration tests", || {
-            let mut test = cargo(&["test", "--package", LIVE_TESTS])?;
+            let mut test = tests(&["test", "--package", LIVE_TESTS])?;
             cmd::run(test.args(filter).args(["--", "--test-threads=1"]))
         }),
     ]);

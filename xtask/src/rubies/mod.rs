@@ -136,9 +136,18 @@ pub fn find(name: &str) -> Result<Installed> {
     Ok(installed(recipe, &entry))
 }
 
+/// The variable that makes the tests need every interpreter.
+pub const EVERY_RUBY: &str = "RBPROF_EVERY_RUBY";
+
 /// The interpreters that the tests need.
 pub fn needed() -> impl Iterator<Item = &'static Recipe> {
-    RECIPES.iter().filter(|recipe| recipe.needed)
+    let every = std::env::var_os(EVERY_RUBY).is_some();
+    RECIPES.iter().filter(move |recipe| every || recipe.needed)
+}
+
+/// All interpreters.
+pub fn all() -> impl Iterator<Item = &'static Recipe> {
+    RECIPES.iter()
 }
 
 /// Fetches or builds those interpreters, or, if none is named, those that the

@@ -12,7 +12,9 @@ pub struct Recipe {
     pub name: &'static str,
     /// What the interpreter calls `RUBY_VERSION`.
     pub version: &'static str,
-    /// Whether the tests need it; the others are made when asked for by name.
+    /// Whether every run of the tests needs it. The others are there for
+    /// `cargo xtask test --every-ruby`, and are made when asked for by name: a
+    /// new machine would spend an hour on all of them.
     pub needed: bool,
     pub(super) origin: Origin,
 }
@@ -61,6 +63,8 @@ pub(super) struct Tree {
     pub(super) libc: Libc,
     /// Arguments of `configure`.
     pub(super) configure: &'static [&'static str],
+    /// Whether every run of the tests needs what it gives.
+    pub(super) needed: bool,
     /// In the order in which they are made; the first is made and installed
     /// completely, of the others only what holds the interpreter.
     pub(super) variants: &'static [&'static Variant],
@@ -105,7 +109,7 @@ impl Recipe {
         const OF_TREES: u32 = 1;
         match &self.origin {
             Origin::Packages(_) => format!("revision {OF_PACKAGES}\n{self:#?}\n"),
-            Origin::Built(built) => format!("revision {OF_TREES}\n{:#?}\n", built.tree),
+            Origin::Built(built) => format!("revision {OF_TREES}\n{}\n", built.tree.text()),
         }
     }
 
@@ -177,6 +181,14 @@ pub(super) fn folder(variant: &Variant, stripped: bool) -> String {
 }
 
 impl Tree {
+    /// All that decides what comes of it.
+    fn text(&self) -> String {
+        let text = format!("{self:#?}");
+        // Whether the tests need it is another matter.
+        let lines = text.lines().filter(|line| !line.contains("needed: "));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
     /// Whether the interpreter is in `libruby.so`, not in `ruby` itself.
     pub(super) fn is_shared(&self) -> bool {
         self.configure.contains(&"--enable-shared")
@@ -280,16 +292,19 @@ const SHARED_3_3_8: Tree = Tree {
     sha256: "e2e1233ad275b7623a05edf23a01192626d1da454bdfe353a28a87acd8ef015c",
     libc: Libc::Glibc,
     configure: SHARED,
+    needed: true,
     variants: &[&STOCK, &DEFAULT, &PROTECTED],
 };
 const STATIC_3_3_8: Tree = Tree {
     name: "source-3.3.8-static",
+    needed: false,
     configure: STATIC,
     variants: &[&STOCK, &PROTECTED],
     ..SHARED_3_3_8
 };
 const MUSL_3_3_8: Tree = Tree {
     name: "source-3.3.8-musl",
+    needed: false,
     libc: Libc::Musl,
     configure: configure!("--enable-shared", "--disable-yjit", "--without-gmp"),
     variants: &[&STOCK],
@@ -301,10 +316,12 @@ const SHARED_3_4_5: Tree = Tree {
     package: "ruby3.4",
     suite: "experimental",
     sha256: "141fb3b0192b8196361b3b4d6c29fc9b10c0798dbe54ada1539d9f1c311bfcbf",
+    needed: false,
     ..SHARED_3_3_8
 };
 const STATIC_3_4_5: Tree = Tree {
     name: "source-3.4.5-static",
+    needed: true,
     configure: STATIC,
     variants: &[&STOCK, &PROTECTED],
     ..SHARED_3_4_5
@@ -323,7 +340,7 @@ const fn built(
     Recipe {
         name,
         version: tree.version,
-        needed: true,
+        needed: tree.needed,
         origin: Origin::Built(Built {
             tree,
             variant,

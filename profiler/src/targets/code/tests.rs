@@ -71,6 +71,9 @@ fn every_access_model_of_x86_64_is_understood() {
     // The same by way of the thread pointer: mov %fs:0,%rax; mov -16(%rax),%rax.
     let pointer = "64 48 8b 04 25 00 00 00 00 48 8b 80 f0 ff ff ff";
     assert_eq!(used(pointer, 0, &[]), [ThreadLocal::ThreadPointer(-16)]);
+    // Initial exec that the linker relaxed: mov $-80,%rax; mov %fs:(%rax),%rax.
+    let relaxed = "48 c7 c0 b0 ff ff ff 64 48 8b 00";
+    assert_eq!(used(relaxed, 0, &[]), [ThreadLocal::ThreadPointer(-80)]);
     // The stack protector's word is the C library's: mov %fs:0x28,%rbp.
     assert_eq!(used("64 48 8b 2c 25 28 00 00 00", 0, &[]), []);
 }

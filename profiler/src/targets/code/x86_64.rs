@@ -4,6 +4,7 @@ use iced_x86::Decoder;
 use iced_x86::DecoderOptions;
 use iced_x86::FlowControl;
 use iced_x86::Instruction;
+use iced_x86::Mnemonic;
 use iced_x86::OpKind;
 use iced_x86::Register;
 
@@ -78,8 +79,10 @@ pub(super) fn thread_locals(
     // address of the variable, or of its module's block, is in rax.
     let mut asked = None;
     let mut answered = None;
-    // Registers that hold the thread pointer itself.
+    // A register that holds the thread pointer itself, and one that holds a
+    // distance from it.
     let mut thread_pointer = Register::None;
+    let mut distance = (Register::None, 0);
     for instruction in decode(code, address) {
         if instruction.is_ip_rel_memory_operand() {
             let slot = instruction.ip_rel_memory_address();
@@ -126,9 +129,22 @@ pub(super) fn thread_locals(
             answered = None;
             continue;
         }
+        if instruction.mnemonic() == Mnemonic::Mov
+            && instruction.op1_kind() == OpKind::Immediate32to64
+        {
+            let value = instruction.immediate32to64();
+            distance = (instruction.op0_register(), value);
+            continue;
+        }
         if has_memory(&instruction) && instruction.memory_segment() == Register::FS {
             let base = instruction.memory_base();
             let displacement = instruction.memory_displacement64().cast_signed();
+            // What the linker makes of an access by way of the global offset
+            // table.
+            if base != Register::None && base == distance.0 && displacement == 0 && distance.1 < 0 {
+                found.push(ThreadLocal::ThreadPointer(distance.1));
+                continue;
+            }
             if base == Register::None && displacement == 0 {
                 thread_pointer = instruction.op0_register();
             } else if base == Register::None && displacement < 0 {
