@@ -219,12 +219,16 @@ fn what_is_no_ruby_is_refused_in_words() -> Result<()> {
     std::fs::write(&cut, own.get(..1000).context("so short")?)?;
     std::fs::write(&empty, "")?;
     let missing = dir.path().join("missing");
+    // Whoever opens it waits for a writer.
+    let pipe = dir.path().join("pipe");
+    xtask::cmd::run(Command::new("mkfifo").arg(&pipe))?;
     for (file, words) in [
         (text.as_path(), "not an ELF file"),
         (&cut, "truncated or corrupted"),
         (&empty, "not an ELF file"),
         (&missing, "No such file or directory"),
         (dir.path(), "not a regular file"),
+        (&pipe, "not a regular file"),
         (Path::new("/dev/null"), "not a regular file"),
         (Path::new("/bin/true"), "has no Ruby in it"),
     ] {
@@ -241,9 +245,37 @@ fn what_is_no_ruby_is_refused_in_words() -> Result<()> {
             ensure!(output.stdout.is_empty(), "{name}");
         }
     }
+    ensure!(rbprof(&["--json"])?.status.code() == Some(2), "usage");
     let output = rbprof(&["--pid", &std::process::id().to_string()])?;
     let error = String::from_utf8(output.stderr)?;
     ensure!(error.contains("runs no Ruby"), "{error}");
     ensure!(!output.status.success(), "not Ruby");
+    Ok(())
+}
+
+/// A program that is always just starting is at most not ready.
+#[test]
+fn a_program_that_has_just_begun_is_not_given_up() -> Result<()> {
+    let Some(ruby) = rig::ruby("source-3.3.8-stripped")? else {
+        return Ok(());
+    };
+    let dir = tempfile::tempdir()?;
+    let script = dir.path().join("again.rb");
+    let program = ruby.ruby.display().to_string();
+    let again = script.display().to_string();
+    std::fs::write(
+        &script,
+        format!("STDOUT.sync = true; puts :ready\nexec({program:?}, '--disable-gems', {again:?})"),
+    )?;
+    let mut target = Target::start(ruby.command().args(["--disable-gems", &again]))?;
+    target.wait_for("ready")?;
+    for _ in 0..8 {
+        let output = rbprof(&["--pid", &target.pid().to_string()])?;
+        let said = String::from_utf8(output.stdout)? + &String::from_utf8(output.stderr)?;
+        ensure!(
+            output.status.success() || said.contains("try again"),
+            "{said}"
+        );
+    }
     Ok(())
 }

@@ -58,10 +58,11 @@ pub enum Command {
 
 /// Arguments of `rbprof inspect`.
 #[derive(Debug, Args)]
-#[group(id = "subject", required = true, args = ["pid", "file", "check"])]
 pub struct Inspect {
     /// Process to look at; nothing is done to it.
-    #[arg(short, long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
+    #[arg(short, long, value_name = "PID", required_unless_present_any = ["file", "check"],
+          conflicts_with_all = ["file", "check"],
+          value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
     pub pid: Option<u32>,
 
     /// File to look at: a libruby, or a program that Ruby is linked into.
@@ -72,7 +73,7 @@ pub struct Inspect {
     /// (ruby_version, ruby_current_ec, rb_vm_exec, ruby_global_symbols), so that
     /// they survive strip: one line for each, and exit status 0 only if all are
     /// there. For tests of packages.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "file")]
     pub check: Option<PathBuf>,
 
     /// Print JSON.

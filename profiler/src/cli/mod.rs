@@ -18,6 +18,8 @@ mod record;
 
 use std::process::ExitCode;
 
+use crate::output::plain;
+
 pub use self::args::Arguments;
 use self::args::Command;
 pub use self::plan::UsageError;
@@ -46,5 +48,17 @@ pub fn explain(error: &anyhow::Error) -> String {
             text.push_str(&cause);
         }
     }
-    text
+    // Names come from processes and files, and may hold anything.
+    plain(&text).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_errors_do_not_reach_the_terminal_as_they_are() {
+        let error = anyhow::anyhow!("no file \x1b[31mx\n").context("opening");
+        assert_eq!(explain(&error), "opening: no file \\x1b[31mx\\n");
+    }
 }

@@ -1,7 +1,6 @@
 //! What a file says of the Ruby in it.
 
 use std::fmt;
-use std::fs::File;
 use std::path::Path;
 
 use object::read::ReadRef;
@@ -18,6 +17,7 @@ use crate::targets::elf::Elf;
 use crate::targets::elf::ElfError;
 use crate::targets::elf::TlsKind;
 use crate::targets::elf::file_cache;
+use crate::targets::image::open_regular;
 use crate::targets::roots::FIRST_WITH_TLS;
 use crate::targets::roots::Symbols;
 use crate::targets::ruby;
@@ -212,11 +212,7 @@ impl FileReport {
             path: shown.clone(),
             source,
         };
-        let file = File::open(path).map_err(open)?;
-        if !file.metadata().map_err(open)?.is_file() {
-            return Err(open(std::io::Error::other("not a regular file")));
-        }
-        let file = file_cache(file);
+        let file = file_cache(open_regular(path).map_err(open)?);
         let elf = Elf::parse(&file).map_err(|error| FileError::Elf {
             path: shown.clone(),
             error,
@@ -304,6 +300,15 @@ impl FileReport {
                     .to_owned(),
             }),
             Some(_) => {}
+        }
+        if self.machine != "x86-64" {
+            missing.push(Missing {
+                what: format!(
+                    "everything, for now: rbprof profiles on x86-64 only, and this is for {}",
+                    self.machine
+                ),
+                remedy: "use a later rbprof".to_owned(),
+            });
         }
         if !found(VM_EXEC) && self.code.vm_exec.is_none() {
             missing.push(Missing {

@@ -1,5 +1,7 @@
 //! What a running process says of the Ruby in it.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use rbprof_common::process::root;
@@ -24,6 +26,12 @@ use crate::targets::proc;
 use crate::targets::ruby;
 use crate::targets::tls::CLibrary;
 use crate::targets::validate;
+
+/// How often a process that cannot be profiled is looked at: it may have just
+/// started.
+const ATTEMPTS: u32 = 5;
+/// Time between two looks.
+const PAUSE: Duration = Duration::from_millis(60);
 
 /// What a process says.
 #[derive(Clone, Debug, Serialize)]
@@ -96,11 +104,39 @@ impl Report {
     /// may not be looked at. A Ruby that cannot be profiled is no error: the
     /// report says why.
     pub fn of_process(pid: u32, attacher: &mut Attacher) -> Result<Self, InspectError> {
-        let (threads, no_threads) = match thread_pointers(pid) {
-            Ok(threads) => (threads, None),
-            Err(error) => (Vec::new(), Some(error.to_string())),
+        for _ in 0..ATTEMPTS {
+            match Self::of_program(pid, attacher) {
+                // It went on to another program between two looks.
+                Err(InspectError::Attach(AttachError::Gone { .. }))
+                    if PinnedProcess::open(pid).is_ok_and(|process| process.is_alive()) => {}
+                result => return result,
+            }
+        }
+        Err(InspectError::Attach(AttachError::NotReady {
+            ruby: false,
+            pid,
+            why: "it goes on to another program all the time".to_owned(),
+        }))
+    }
+
+    /// The program that the process runs now.
+    fn of_program(pid: u32, attacher: &mut Attacher) -> Result<Self, InspectError> {
+        let mut attempt = 1;
+        let (threads, no_threads, attached) = loop {
+            let (threads, no_threads) = match thread_pointers(pid) {
+                Ok(threads) => (threads, None),
+                Err(error) => (Vec::new(), Some(error.to_string())),
+            };
+            let attached = attacher.attach(pid, &threads);
+            match &attached {
+                Err(error) if error.may_pass() && attempt < ATTEMPTS => {
+                    attempt += 1;
+                    std::thread::sleep(PAUSE);
+                }
+                _ => break (threads, no_threads, attached),
+            }
         };
-        let attached = match attacher.attach(pid, &threads) {
+        let attached = match attached {
             Ok(target) => Ok(target),
             Err(
                 error @ (AttachError::NotReady { ruby: true, .. }
@@ -122,7 +158,16 @@ impl Report {
         let memory = ProcessMemory::open(process.clone()).map_err(|_| gone())?;
         let mappings =
             proc::mappings(&process).map_err(|error| io("reading its list of mappings", error))?;
-        let found = ruby::find(&process, &memory, &mappings).map_err(|_| gone())?;
+        // The one that was taken, or the one whose errors are told.
+        let taken = attached.as_ref().ok().map(|target| target.ruby.bias);
+        let mut skip = 0;
+        let found = loop {
+            let found = ruby::find(&process, &memory, &mappings, skip).map_err(|_| gone())?;
+            match taken {
+                Some(bias) if found.image.bias != bias => skip += 1,
+                _ => break found,
+            }
+        };
         let elf = found.image.elf().map_err(|error| {
             InspectError::File(FileError::Elf {
                 path: found.image.path.clone(),
@@ -141,6 +186,12 @@ impl Report {
                      half could not be loaded: {error}"
                 ),
                 remedy: "run as root, or with CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE".to_owned(),
+            });
+        }
+        if let Err(error) = &attached {
+            missing.push(Missing {
+                what: format!("everything: {error}"),
+                remedy: "see PROBLEM above".to_owned(),
             });
         }
         let problem = match &attached {

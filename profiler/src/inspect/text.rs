@@ -9,6 +9,7 @@ use super::file::SymbolReport;
 use super::jit::JitReport;
 use super::jit::JitState;
 use super::process::ProcessReport;
+use crate::output::plain;
 
 /// Width of the column of names.
 const NAMES: usize = 22;
@@ -35,7 +36,7 @@ fn show_head(process: &ProcessReport, f: &mut fmt::Formatter<'_>) -> fmt::Result
     line(
         f,
         "process",
-        format_args!("{}: {}", process.pid, process.command),
+        format_args!("{}: {}", process.pid, plain(&process.command)),
     )?;
     let [threads, ruby] = process.threads;
     line(
@@ -45,10 +46,10 @@ fn show_head(process: &ProcessReport, f: &mut fmt::Formatter<'_>) -> fmt::Result
     )?;
     line(f, "C library", &process.c_library)?;
     if let Some(problem) = &process.problem {
-        line(f, "PROBLEM", problem)?;
+        line(f, "PROBLEM", plain(problem))?;
     }
     for warning in &process.warnings {
-        line(f, "warning", warning)?;
+        line(f, "warning", plain(warning))?;
     }
     writeln!(f)
 }
@@ -57,12 +58,12 @@ fn show_file(file: &FileReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     line(
         f,
         "Ruby",
-        format_args!("{}, by {}", file.version, file.version_from),
+        format_args!("{}, by {}", plain(&file.version), file.version_from),
     )?;
     line(
         f,
         "file",
-        format_args!("{} ({}, {})", file.path, file.kind, file.machine),
+        format_args!("{} ({}, {})", plain(&file.path), file.kind, file.machine),
     )?;
     line(f, "build id", file.build_id.as_deref().unwrap_or("none"))?;
     line(
@@ -75,7 +76,7 @@ fn show_file(file: &FileReport, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         },
     )?;
     if let Some(debug_file) = &file.debug_file {
-        line(f, "debug file", debug_file)?;
+        line(f, "debug file", plain(debug_file))?;
     }
     match &file.layout {
         Some(layout) => {
@@ -175,10 +176,10 @@ fn show_roots(process: &ProcessReport, f: &mut fmt::Formatter<'_>) -> fmt::Resul
         line(
             f,
             &format!("  {}", root.what),
-            root.value.as_deref().unwrap_or(&root.how),
+            plain(root.value.as_deref().unwrap_or(&root.how)),
         )?;
         if root.value.is_some() {
-            line(f, "", &root.how)?;
+            line(f, "", plain(&root.how))?;
         }
     }
     Ok(())
@@ -213,7 +214,7 @@ fn show_missing(missing: &[Missing], f: &mut fmt::Formatter<'_>) -> fmt::Result 
     }
     writeln!(f, "\nA profile would lack:")?;
     for each in missing {
-        writeln!(f, "- {}\n  To get it: {}", each.what, each.remedy)?;
+        writeln!(f, "- {}\n  To get it: {}", plain(&each.what), each.remedy)?;
     }
     Ok(())
 }

@@ -10,7 +10,6 @@
 
 use std::fmt;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io;
 use std::io::Read as _;
 use std::ops::Range;
@@ -32,6 +31,8 @@ use rbprof_common::layout::ObjspaceLayout;
 use rbprof_common::layout::PerMachine;
 use rbprof_common::layout::Version;
 use rbprof_common::layout::WalkLayout;
+
+use crate::targets::image::open_regular;
 
 /// The form that this rbprof reads and writes.
 const FORM: u32 = 1;
@@ -95,7 +96,7 @@ pub fn read(path: &Path) -> Result<&'static Layout, LayoutError> {
         source,
     };
     let mut bytes = Vec::new();
-    File::open(path)
+    open_regular(path)
         .map_err(io_error)?
         .take(MAX_FILE + 1)
         .read_to_end(&mut bytes)

@@ -23,6 +23,7 @@ use std::str::FromStr;
 pub use destination::Destination;
 pub use destination::SaveError;
 pub use folded::FoldedOptions;
+pub(crate) use text::plain;
 
 use crate::profile::Profile;
 

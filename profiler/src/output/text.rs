@@ -12,7 +12,7 @@ use unicode_width::UnicodeWidthStr;
 
 /// Replaces every character that is not plain text by `\n`, `\xNN` or
 /// `\u{NNNN}`.
-pub(super) fn plain(text: &str) -> Cow<'_, str> {
+pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     escape(text, is_unsafe)
 }
 

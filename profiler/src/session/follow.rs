@@ -89,10 +89,7 @@ impl Session {
                         .is_some_and(|process| process.waited(now) > PATIENCE);
                     // Anything else may come of an `exec` or `chroot` between
                     // two steps of the look.
-                    let hopeless = matches!(
-                        error,
-                        AttachError::TooOld { .. } | AttachError::Unsupported { .. }
-                    );
+                    let hopeless = matches!(error, AttachError::TooOld { .. });
                     if out_of_patience || hopeless {
                         self.give_up_on(pid, &error)?;
                     } else {

@@ -21,6 +21,7 @@ pub mod process;
 use std::collections::HashMap;
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 use std::time::Instant;
 use std::time::SystemTime;
 
@@ -49,6 +50,12 @@ use crate::targets::Attacher;
 
 /// Frames of stacks remembered in user space: 64 MiB.
 const STACK_BUDGET: usize = (64 << 20) / 24;
+
+/// How often a process that looks as if it could not be profiled is looked at
+/// when it is asked for.
+const ATTEMPTS: u32 = 5;
+/// Time between two looks.
+const PAUSE: Duration = Duration::from_millis(60);
 
 /// One sample, as an observer sees it.
 #[derive(Debug)]
@@ -164,7 +171,21 @@ impl Session {
     /// # Errors
     /// [`AttachError`] when it cannot be profiled.
     pub fn attach(&mut self, pid: u32) -> Result<(), SessionError> {
-        match self.find_ruby(pid) {
+        let mut attempt = 1;
+        let found = loop {
+            match self.find_ruby(pid) {
+                // It may have just started.
+                Err(SessionError::Attach(
+                    error @ (AttachError::NotRuby { .. } | AttachError::Unsupported { .. }),
+                )) if attempt < ATTEMPTS => {
+                    drop(error);
+                    attempt += 1;
+                    std::thread::sleep(PAUSE);
+                }
+                found => break found,
+            }
+        };
+        match found {
             Ok(target) => self.take_target(pid, target)?,
             // Still starting: it is a target from now on, and is looked at
             // again whenever it runs.

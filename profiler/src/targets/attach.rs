@@ -18,6 +18,7 @@ use super::loader;
 use super::proc;
 use super::ruby;
 use super::ruby::NotFound;
+use super::ruby::RubyImage;
 use super::target::Target;
 
 /// Finds the Ruby of the process `pid` and its roots.
@@ -31,6 +32,9 @@ use super::target::Target;
 pub fn attach(pid: u32, threads: &[ThreadPointer]) -> Result<Target, AttachError> {
     Attacher::default().attach(pid, threads)
 }
+
+/// Most Rubies of one process that are tried.
+const MAX_RUBIES: usize = 4;
 
 /// What one run of rbprof attaches with: its settings, and what it has learnt of
 /// the files it has seen.
@@ -53,9 +57,24 @@ impl Attacher {
     pub fn attach(&mut self, pid: u32, threads: &[ThreadPointer]) -> Result<Target, AttachError> {
         let process = PinnedProcess::open(pid).map_err(|error| pin_error(pid, error))?;
         let process = Arc::new(process);
+        let program = proc::program_mark(&process);
         match look(self, &process, threads) {
-            // Whatever went wrong, the end of the process explains it.
+            // Whatever went wrong, the end of the process explains it,
             Err(_) if !process.is_alive() => Err(AttachError::Gone { pid }),
+            // or that it went on to another program meanwhile.
+            Err(error)
+                if matches!(error, AttachError::Gone { .. })
+                    || proc::program_mark(&process) != program =>
+            {
+                match error {
+                    error @ AttachError::Permission { .. } => Err(error),
+                    _ => Err(AttachError::NotReady {
+                        ruby: false,
+                        pid,
+                        why: "it has just begun to run another program".to_owned(),
+                    }),
+                }
+            }
             result => result,
         }
     }
@@ -100,7 +119,18 @@ fn look(
         },
     })?;
     let mappings = proc::mappings(process).map_err(|error| maps_error(pid, error))?;
-    let image = ruby::find(process, &memory, &mappings).map_err(|error| match error {
+    let examine = |attacher: &mut Attacher, image: &RubyImage| {
+        Examination {
+            attacher,
+            process,
+            memory: &memory,
+            mappings: &mappings,
+            ruby: image,
+            threads,
+        }
+        .target()
+    };
+    let image = ruby::find(process, &memory, &mappings, 0).map_err(|error| match error {
         NotFound::Nowhere { .. } if loader::is_loading(process, &memory, &mappings) => {
             AttachError::NotReady {
                 ruby: false,
@@ -128,15 +158,20 @@ fn look(
             found: "the symbol was found".to_owned(),
         },
     })?;
-    Examination {
-        attacher,
-        process,
-        memory: &memory,
-        mappings: &mappings,
-        ruby: &image,
-        threads,
+    let first = match examine(attacher, &image) {
+        Err(error) if error.is_about_this_ruby() => error,
+        result => return result,
+    };
+    // A program may have loaded several and use another one.
+    for skip in 1..MAX_RUBIES {
+        let Ok(image) = ruby::find(process, &memory, &mappings, skip) else {
+            break;
+        };
+        if let Ok(target) = examine(attacher, &image) {
+            return Ok(target);
+        }
     }
-    .target()
+    Err(first)
 }
 
 fn maps_error(pid: u32, error: io::Error) -> AttachError {

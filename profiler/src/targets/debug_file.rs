@@ -51,11 +51,8 @@ impl DebugFile {
             Some((candidate, file, "of the process"))
         });
         let on_host = candidates.iter().filter_map(|candidate| {
-            let metadata = std::fs::metadata(&candidate.path).ok()?;
-            let file = File::open(&candidate.path).ok()?;
-            metadata
-                .is_file()
-                .then_some((candidate, file, "of the host"))
+            let file = image::open_regular(&candidate.path).ok()?;
+            Some((candidate, file, "of the host"))
         });
         in_target
             .chain(on_host)
@@ -73,7 +70,7 @@ impl DebugFile {
         path: &Path,
     ) -> Option<Self> {
         candidates(elf, path).iter().find_map(|candidate| {
-            let file = File::open(&candidate.path).ok()?;
+            let file = image::open_regular(&candidate.path).ok()?;
             let file = candidate.take(elf, file)?;
             Some(Self {
                 place: candidate.path.display().to_string(),

@@ -29,9 +29,6 @@ const MAX_NAME: u64 = 512;
 const MAX_CHAIN: u32 = 1 << 12;
 /// Most segments of one image; real ones have about a dozen.
 const MAX_SEGMENTS: usize = 256;
-/// Most sections of one image; libruby has about 40, and a large program that is
-/// compiled function by function some ten thousand.
-const MAX_SECTIONS: usize = 1 << 16;
 /// Most libraries of one image whose names are looked at.
 const MAX_NEEDED: usize = 1 << 10;
 
@@ -78,12 +75,26 @@ impl<T> OrMalformed<T> for Option<T> {
     }
 }
 
+/// Most bytes read of one file, and so kept of it: a sparse file may claim any
+/// size. A Ruby with all debug information has 60 MB.
+const MAX_READ: u64 = 512 << 20;
+
 /// A file that is read piece by piece: unlike a memory mapping it cannot raise
 /// a signal when somebody truncates it.
 #[derive(Debug)]
 pub struct FileReader {
     file: File,
     position: u64,
+    /// Bytes that may still be read.
+    left: u64,
+}
+
+impl FileReader {
+    /// Takes so many bytes from what may be read.
+    fn spend(&mut self, length: usize) -> std::result::Result<(), ()> {
+        self.left = self.left.checked_sub(length as u64).ok_or(())?;
+        Ok(())
+    }
 }
 
 /// A file and what was read of it.
@@ -92,7 +103,11 @@ pub type FileCache = ReadCache<FileReader>;
 /// Reads `file` piece by piece, on demand.
 #[must_use]
 pub fn file_cache(file: File) -> FileCache {
-    ReadCache::new(FileReader { file, position: 0 })
+    ReadCache::new(FileReader {
+        file,
+        position: 0,
+        left: MAX_READ,
+    })
 }
 
 impl ReadCacheOps for FileReader {
@@ -107,11 +122,13 @@ impl ReadCacheOps for FileReader {
 
     fn read(&mut self, buffer: &mut [u8]) -> std::result::Result<usize, ()> {
         let length = self.file.read_at(buffer, self.position).map_err(|_| ())?;
+        self.spend(length)?;
         self.position = self.position.saturating_add(length as u64);
         Ok(length)
     }
 
     fn read_exact(&mut self, buffer: &mut [u8]) -> std::result::Result<(), ()> {
+        self.spend(buffer.len())?;
         self.file
             .read_exact_at(buffer, self.position)
             .map_err(|_| ())?;
@@ -261,12 +278,14 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             return Err(ElfError::Foreign);
         }
         let header = elf::FileHeader64::<LE>::parse(data).or_malformed("the header")?;
+        // Before they are read: the number may be one that only a file of many
+        // gigabytes can have.
+        if usize::from(header.e_phnum.get(LE)) > MAX_SEGMENTS {
+            return Err(ElfError::Malformed("segments that are too many"));
+        }
         let programs = header
             .program_headers(LE, data)
             .or_malformed("the program headers")?;
-        if programs.len() > MAX_SEGMENTS {
-            return Err(ElfError::Malformed("segments that are too many"));
-        }
         let loads = programs
             .iter()
             .filter(|program| program.p_type(LE) == elf::PT_LOAD)
@@ -760,14 +779,13 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
     }
 
     fn section_headers(&self) -> Result<&'data [elf::SectionHeader64<LE>]> {
-        let sections = self
-            .header
-            .section_headers(LE, self.data)
-            .or_malformed("the section headers")?;
-        if sections.len() > MAX_SECTIONS {
+        // None, with a table: their number is too large for the header.
+        if self.header.e_shnum.get(LE) == 0 && self.header.e_shoff.get(LE) != 0 {
             return Err(ElfError::Malformed("sections that are too many"));
         }
-        Ok(sections)
+        self.header
+            .section_headers(LE, self.data)
+            .or_malformed("the section headers")
     }
 
     fn section(&self, kind: elf::SectionType) -> Result<Option<&'data elf::SectionHeader64<LE>>> {

@@ -86,6 +86,28 @@ pub enum AttachError {
     },
 }
 
+impl AttachError {
+    /// Whether another Ruby in the same process could do better.
+    #[must_use]
+    pub const fn is_about_this_ruby(&self) -> bool {
+        matches!(
+            self,
+            Self::NotReady { ruby: true, .. } | Self::TooOld { .. } | Self::Unsupported { .. }
+        )
+    }
+
+    /// Whether it may be otherwise in a moment, although the process does not
+    /// look as if it were starting: what was read of it may be older and newer
+    /// than the beginning of a program.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::NotReady { .. } | Self::NotRuby { .. } | Self::Unsupported { .. }
+        )
+    }
+}
+
 impl fmt::Display for AttachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

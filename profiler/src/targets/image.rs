@@ -8,6 +8,7 @@
 
 use std::ffi::CString;
 use std::fs::File;
+use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::fd::FromRawFd;
@@ -15,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use rbprof_common::process::Range;
@@ -212,6 +214,22 @@ fn open_mapped<M: TargetMemory>(
         }
     }
     Err(first_error.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
+}
+
+/// Opens a regular file of the host for reading; anything else is refused before
+/// it is opened, since that may have effects, or never return.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let found = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH)
+        .open(path)?;
+    reopen(&found.into()).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => io::Error::other("not a regular file"),
+        _ => error,
+    })
 }
 
 /// Opens what an `O_PATH` descriptor stands for, if it is a regular file:

@@ -177,6 +177,16 @@ fn name_and_ids(status: &[u8]) -> Option<(String, Vec<u32>)> {
     Some((name?, ids?))
 }
 
+/// What is another one after each `exec`: the auxiliary vector, which has the
+/// address of random bytes on the new stack. `None` while there is none.
+#[must_use]
+pub(super) fn program_mark(process: &PinnedProcess) -> Option<Vec<u8>> {
+    process
+        .read("auxv")
+        .ok()
+        .filter(|vector| !vector.is_empty())
+}
+
 /// The path of a file as seen from the process's own root directory, given the
 /// path that `/proc/PID/maps` shows: they differ for a process in a `chroot`
 /// within rbprof's own mount namespace.

@@ -163,12 +163,15 @@ pub enum NotFound {
 /// File names decide only what is looked at first. A file costs a handful of
 /// small reads when it is no Ruby and has no full symbol table.
 ///
+/// A process may have mapped several; `skip` of them are passed over.
+///
 /// # Errors
 /// [`NotFound`].
 pub fn find<M: TargetMemory>(
     process: &PinnedProcess,
     memory: &M,
     mappings: &[Mapping],
+    mut skip: usize,
 ) -> Result<RubyImage, NotFound> {
     let mut files = MappedFile::all(mappings);
     files.retain(|file| file.is_executable() || starts_like_elf(file, memory));
@@ -200,6 +203,7 @@ pub fn find<M: TargetMemory>(
             Ok(symbol.filter(|symbol| is_constant(&elf, *symbol)))
         });
         match exported {
+            Ok(Some(_)) if skip > 0 => skip -= 1,
             Ok(Some(symbol)) => {
                 let source = Source::DynSym;
                 return read_version(image, Located { symbol, source }, memory);
@@ -212,6 +216,7 @@ pub fn find<M: TargetMemory>(
     // Only now: a full symbol table must be read as a whole.
     for image in without_dynamic_symbol {
         match in_full_table(&image) {
+            Ok(Some(_)) if skip > 0 => skip -= 1,
             Ok(Some(symbol)) => {
                 let source = Source::SymTab;
                 return read_version(image, Located { symbol, source }, memory);
@@ -222,6 +227,10 @@ pub fn find<M: TargetMemory>(
     // And last of all, since the text of a large file has to be read.
     for image in without_symbol {
         if let Some(version_text) = image.elf().ok().and_then(|elf| version_in_text(&elf)) {
+            if skip > 0 {
+                skip -= 1;
+                continue;
+            }
             return Ok(RubyImage {
                 image,
                 version_text,

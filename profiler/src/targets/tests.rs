@@ -263,7 +263,7 @@ fn both_ways_to_a_thread_s_block_lead_to_the_same_context() {
     }
     let memory = memory_of(&target);
     let mappings = proc::mappings(&target.process).unwrap();
-    let found = ruby::find(&target.process, &memory, &mappings).unwrap();
+    let found = ruby::find(&target.process, &memory, &mappings, 0).unwrap();
     let elf = found.image.elf().unwrap();
     let symbols = roots::Symbols::of(&elf);
     let Some(symbol) = symbols.current_ec else {
@@ -356,7 +356,7 @@ fn without_the_vm_nothing_is_taken_for_a_context() {
     }
     let memory = memory_of(&target);
     let mappings = proc::mappings(&target.process).unwrap();
-    let found = ruby::find(&target.process, &memory, &mappings).unwrap();
+    let found = ruby::find(&target.process, &memory, &mappings, 0).unwrap();
     let elf = found.image.elf().unwrap();
     let mut entry = rbprof_common::process::ProcessEntry {
         layout: target.ruby.layout.walk,
@@ -590,6 +590,43 @@ fn a_libruby_loaded_late_is_reached_through_the_thread_vector() {
     // One thread alone has one distance, and proves nothing by it.
     let alone = attach(running.pid(), &threads[..1]).unwrap();
     assert_eq!(alone.entry.root, root::TLS_DTV);
+}
+
+/// A library that is there and not used must not stand in for the one that is.
+#[test]
+fn of_two_rubies_the_one_that_runs_is_taken() {
+    let Some(library) = libruby() else { return };
+    let scratch = Scratch::new("two");
+    let source = scratch.0.join("host.c");
+    let program = scratch.0.join("host");
+    // Looked at first, by its name.
+    let idle = scratch.0.join("libruby-idle.so");
+    let used = scratch.0.join("plugin.so");
+    let host = HOST.replace(
+        "void *ruby =",
+        "if (!dlopen(argv[3], RTLD_NOW | RTLD_LOCAL)) return 2;\n    void *ruby =",
+    );
+    assert_ne!(host, HOST);
+    std::fs::write(&source, host).unwrap();
+    std::fs::copy(&library, &idle).unwrap();
+    std::fs::copy(&library, &used).unwrap();
+    let [source, output] = [&source, &program].map(|path| path.to_str().unwrap());
+    compile(&[source, "-o", output, "-ldl"]);
+    let mut running = Running::start(
+        Command::new(&program)
+            .arg(&used)
+            .arg(THREE_THREADS)
+            .arg(&idle),
+    );
+    running.line();
+    let target = running.attach().unwrap();
+    assert_eq!(Path::new(&target.ruby.path), used);
+    let evidence = validate::check(
+        &target.entry,
+        &thread_pointers(running.pid()),
+        &memory_of(&target),
+    );
+    assert_eq!(evidence.validated.len(), 3);
 }
 
 /// Memory made of single words, for what must be tried out of a process.

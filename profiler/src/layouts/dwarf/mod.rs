@@ -17,7 +17,6 @@ mod tests;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::path::Path;
 
@@ -50,6 +49,7 @@ use self::types::Place;
 use self::types::Types;
 use crate::targets::elf::Elf;
 use crate::targets::elf::file_cache;
+use crate::targets::image::open_regular;
 
 /// Largest section of debug information read; that of a Ruby with all its
 /// extensions has 50 MB.
@@ -168,7 +168,7 @@ type Slice<'a> = EndianSlice<'a, LittleEndian>;
 /// # Errors
 /// [`DwarfError`].
 pub fn layout_of(path: &Path, version: Option<Version>) -> Result<FromDwarf, DwarfError> {
-    let cache = file_cache(File::open(path).map_err(DwarfError::Io)?);
+    let cache = file_cache(open_regular(path).map_err(DwarfError::Io)?);
     let file =
         object::File::parse(&cache).map_err(|error| DwarfError::NotElf(error.to_string()))?;
     let machine = machine_of(&file)?;

@@ -1,3 +1,5 @@
+use std::os::unix::fs::FileExt as _;
+
 use super::*;
 use std::process::Command;
 
@@ -186,4 +188,36 @@ fn a_file_that_shrinks_while_it_is_read_is_an_error() {
     assert!(elf.dynamic_symbol(b"ruby_version").is_err());
     assert!(elf.tls_relocations().is_err());
     ask_everything(&cache);
+}
+
+/// A sparse file may claim any size; nothing is read, and kept, without bound.
+#[test]
+fn a_file_that_claims_to_be_huge_is_refused() {
+    let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let parsed = |edit: &dyn Fn(&mut Vec<u8>), size: u64| {
+        let mut bytes = own[..64.max(own.len().min(1 << 20))].to_vec();
+        edit(&mut bytes);
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&bytes, 0).unwrap();
+        file.set_len(size).unwrap();
+        let cache = file_cache(file);
+        let elf = Elf::parse(&cache)?;
+        elf.is_stripped()
+    };
+    // e_phnum is PN_XNUM: the number stands elsewhere.
+    let many = parsed(
+        &|bytes| bytes[56..58].copy_from_slice(&[0xff, 0xff]),
+        40 << 30,
+    );
+    assert_eq!(many, Err(ElfError::Malformed("segments that are too many")));
+    // e_shnum is 0: the number stands elsewhere as well.
+    let many = parsed(&|bytes| bytes[60..62].copy_from_slice(&[0, 0]), 40 << 30);
+    assert_eq!(many, Err(ElfError::Malformed("sections that are too many")));
+
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(8 << 30).unwrap();
+    let cache = file_cache(file);
+    let piece = 64 << 20;
+    let read = (0..16).take_while(|index| (&cache).read_bytes_at(index * piece, piece).is_ok());
+    assert_eq!(read.count(), 8);
 }
