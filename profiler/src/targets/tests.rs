@@ -629,6 +629,113 @@ fn of_two_rubies_the_one_that_runs_is_taken() {
     assert_eq!(evidence.validated.len(), 3);
 }
 
+/// A library with a thread-local pointer to something like an execution context.
+const PLUGIN: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+__thread long before[3] = {1};
+__thread struct context { char *stack; long words; char *frame; } *current;
+void set(void) {
+    current = malloc(sizeof *current);
+    current->stack = calloc(512, 8);
+    current->words = 512;
+    current->frame = current->stack + 2048;
+    printf("%p\n", (void *)current);
+    fflush(stdout);
+}
+"#;
+
+/// Loads it late and uses it in two threads.
+const PLUGIN_HOST: &str = r#"
+#include <dlfcn.h>
+#include <pthread.h>
+#include <unistd.h>
+static void (*set)(void);
+static void *other(void *nothing) { set(); pause(); return nothing; }
+int main(int argc, char **argv) {
+    pthread_t thread;
+    void *plugin = dlopen(argv[1], RTLD_NOW);
+    if (!plugin) return 1;
+    set = (void (*)(void))dlsym(plugin, "set");
+    set();
+    pthread_create(&thread, 0, other, 0);
+    pause();
+}
+"#;
+
+/// How each C library keeps thread-local variables of what is loaded late, with
+/// its own loader and threads.
+#[test]
+fn thread_vectors_are_as_each_c_library_lays_them_out() {
+    for (compiler, library) in [
+        ("cc", tls::CLibrary::Glibc),
+        ("musl-gcc", tls::CLibrary::Musl),
+    ] {
+        let has_compiler = Command::new(compiler)
+            .arg("--version")
+            .output()
+            .is_ok_and(|output| output.status.success());
+        if !has_compiler {
+            assert!(
+                std::env::var_os("RBPROF_REQUIRE_ALL").is_none(),
+                "no {compiler}"
+            );
+            eprintln!("skipped: no {compiler}");
+            continue;
+        }
+        let scratch = Scratch::new(compiler);
+        let [plugin_c, host_c, plugin, host] =
+            ["plugin.c", "host.c", "plugin.so", "host"].map(|name| scratch.0.join(name));
+        std::fs::write(&plugin_c, PLUGIN).unwrap();
+        std::fs::write(&host_c, PLUGIN_HOST).unwrap();
+        for (source, output, options) in [
+            (&plugin_c, &plugin, &["-shared", "-fPIC"][..]),
+            (&host_c, &host, &["-ldl", "-lpthread"]),
+        ] {
+            let mut command = Command::new(compiler);
+            command.arg("-o").arg(output).arg(source).args(options);
+            assert!(command.status().unwrap().success(), "{compiler}");
+        }
+        let mut running = Running::start(Command::new(&host).arg(&plugin));
+        let mut expected = [running.line(), running.line()]
+            .map(|line| u64::from_str_radix(line.trim_start_matches("0x"), 16).unwrap());
+        expected.sort_unstable();
+
+        let process = crate::memory::PinnedProcess::open(running.pid()).unwrap();
+        let process = std::sync::Arc::new(process);
+        let memory = ProcessMemory::open(process.clone()).unwrap();
+        let mappings = proc::mappings(&process).unwrap();
+        assert_eq!(tls::CLibrary::of(&mappings), library);
+        let file = elf::file_cache(std::fs::File::open(&plugin).unwrap());
+        let image = elf::Elf::parse(&file).unwrap();
+        let offset = image.dynamic_symbol(b"current").unwrap().unwrap().value;
+        let dtv = library.dtv(image.machine()).unwrap();
+        let threads = thread_pointers(running.pid());
+        assert_eq!(threads.len(), 2);
+        // The contexts of both threads are in the block of one module only.
+        let of_module = |module: u64| {
+            let entry = rbprof_common::process::ProcessEntry {
+                root: root::TLS_DTV,
+                ec: offset.cast_signed(),
+                module,
+                dtv,
+                layout: rbprof_common::layout::LAYOUTS[0].walk,
+                ..Default::default()
+            };
+            let contexts = threads.iter().filter_map(|thread| {
+                let context = context_of(&entry, thread.value, &memory).ok()?;
+                Some(context.ec)
+            });
+            let mut contexts: Vec<_> = contexts.collect();
+            contexts.sort_unstable();
+            contexts
+        };
+        let right = tls::modules(dtv, library, &threads, &memory)
+            .filter(|&module| of_module(module) == expected);
+        assert_eq!(right.count(), 1, "{library}");
+    }
+}
+
 /// Memory made of single words, for what must be tried out of a process.
 #[derive(Default)]
 pub(super) struct Words(pub(super) std::collections::HashMap<u64, u64>);
