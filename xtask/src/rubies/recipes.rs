@@ -492,20 +492,42 @@ mod tests {
     }
 
     #[test]
-    fn every_built_version_is_there_in_every_variant_and_the_tests_need_it() {
+    fn every_built_version_is_there_in_every_variant() {
         let mut missing = Vec::new();
         for version in ["3.3.8", "3.4.5"] {
             for variant in ["", "-default", "-protected", "-static", "-static-protected"] {
                 for stripped in ["", "-stripped"] {
                     let name = format!("source-{version}{variant}{stripped}");
-                    let mut needed = RECIPES.iter().filter(|recipe| recipe.needed);
-                    if !needed.any(|recipe| recipe.name == name && recipe.has_yjit()) {
+                    let mut all = RECIPES.iter();
+                    if !all.any(|recipe| recipe.name == name && recipe.has_yjit()) {
                         missing.push(name);
                     }
                 }
             }
         }
         assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
+    fn each_run_of_the_tests_has_both_versions_both_ways_to_link_and_all_exports() {
+        let needed = || {
+            RECIPES.iter().filter_map(|recipe| match &recipe.origin {
+                Origin::Built(built) if recipe.needed => Some(built),
+                _ => None,
+            })
+        };
+        for version in ["3.3.8", "3.4.5"] {
+            assert!(needed().any(|built| built.tree.version == version));
+        }
+        for stripped in [STRIPPED, WHOLE] {
+            let of = || needed().filter(|built| built.stripped == stripped);
+            for shared in [true, false] {
+                assert!(of().any(|built| built.tree.is_shared() == shared));
+            }
+            for exports in [Exports::Stock, Exports::Default, Exports::Protected] {
+                assert!(of().any(|built| built.variant.exports == exports));
+            }
+        }
     }
 
     #[test]
