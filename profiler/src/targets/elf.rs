@@ -380,6 +380,13 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         self.header.e_type(LE) == elf::ET_EXEC
     }
 
+    /// Where the program or the loader begins (0 in other libraries), before the
+    /// bias.
+    #[must_use]
+    pub fn entry(&self) -> u64 {
+        self.header.e_entry.get(LE)
+    }
+
     /// What the loader maps.
     #[must_use]
     pub fn loads(&self) -> &[Load] {

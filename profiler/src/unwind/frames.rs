@@ -9,11 +9,11 @@ use rbprof_common::unwind::Rule;
 use rbprof_common::unwind::saved;
 
 use super::builder::Builder;
+use super::recognized::Recognized;
 use super::rules::Bytes;
 use super::rules::Columns;
 use super::rules::Reader;
 use super::rules::Reason;
-use super::trampolines::Trampoline;
 
 /// Most functions taken from one file.
 const MAX_FUNCTIONS: usize = 1 << 20;
@@ -34,18 +34,18 @@ struct Function {
 enum What {
     /// Described at that offset of the section.
     Described(usize),
-    Trampoline(Rule),
+    Recognized(Rule),
 }
 
 /// Compiles all functions of a section of `length` bytes that are in `text`, and
-/// the trampolines that nothing describes. `false` if there is no function.
+/// what was recognized of the rest. `false` if there is no function.
 pub(super) fn compile<'a, S: UnwindSection<Bytes<'a>>>(
     section: &S,
     bases: &BaseAddresses,
     length: usize,
     columns: Columns,
     text: &[(u64, u64)],
-    trampolines: &[Trampoline],
+    recognized: &[Recognized],
     builder: &mut Builder,
 ) -> bool {
     let mut functions = functions(section, bases, text);
@@ -53,11 +53,19 @@ pub(super) fn compile<'a, S: UnwindSection<Bytes<'a>>>(
         return false;
     }
     builder.statistics.functions = functions.len() as u32;
-    functions.extend(trampolines.iter().map(|it| Function {
-        start: it.start,
-        end: it.end,
-        what: What::Trampoline(it.rule),
-    }));
+    functions.sort_by_key(|it| it.start);
+    let described = functions.len();
+    for it in recognized {
+        let after = functions.get(..described).map_or(0, |all| {
+            all.partition_point(|other| other.start <= it.start)
+        });
+        let next = functions.get(after).filter(|_| after < described);
+        functions.push(Function {
+            start: it.start,
+            end: next.map_or(it.end, |next| it.end.min(next.start)),
+            what: What::Recognized(it.rule),
+        });
+    }
     // Of two that begin at the same place, the described one comes first.
     functions.sort_by_key(|it| it.start);
     let mut compiler = Compiler {
@@ -84,9 +92,9 @@ pub(super) fn compile<'a, S: UnwindSection<Bytes<'a>>>(
                 continue;
             }
             What::Described(offset) => compiler.function(offset, start, function.end),
-            What::Trampoline(rule) => {
+            What::Recognized(rule) => {
                 let statistics = &mut compiler.builder.statistics;
-                statistics.trampolines = statistics.trampolines.saturating_add(1);
+                statistics.recognized = statistics.recognized.saturating_add(1);
                 compiler.builder.put(start, function.end, rule);
                 Ok(())
             }

@@ -11,12 +11,12 @@
 //! | `frames` | the functions of a section, and what their instructions say |
 //! | `rules` | one row of DWARF to one [`Rule`] |
 //! | `builder` | rules by address, to rows by page |
-//! | `trampolines` | signal trampolines that nothing describes |
+//! | `recognized` | code that nothing describes and that is known all the same |
 
 mod builder;
 mod frames;
+mod recognized;
 mod rules;
-mod trampolines;
 
 use std::fmt;
 
@@ -98,8 +98,9 @@ pub struct Statistics {
     /// Functions with call frame information. A function that the compiler
     /// split counts for each part.
     pub functions: u32,
-    /// Signal trampolines that were recognized by their code.
-    pub trampolines: u32,
+    /// Signal trampolines and entry points that nothing describes and that were
+    /// recognized.
+    pub recognized: u32,
     /// All that is described.
     pub described: Share,
     /// What could not be expressed, by [`Reason`].
@@ -205,7 +206,7 @@ pub fn compile<'data, R: ReadRef<'data>>(
     let columns = rules::Columns::of(machine).ok_or(UnwindError::Machine(machine))?;
     let mut builder = Builder::default();
     let text = text(elf);
-    let trampolines = trampolines::find(elf, &text);
+    let recognized = recognized::find(elf, &text);
     let mut compiled = false;
     if let Ok((address, data)) = eh_frame(elf) {
         let mut section = EhFrame::new(data, LittleEndian);
@@ -219,7 +220,7 @@ pub fn compile<'data, R: ReadRef<'data>>(
             data.len(),
             columns,
             &text,
-            &trampolines,
+            &recognized,
             &mut builder,
         );
     }
@@ -241,7 +242,7 @@ pub fn compile<'data, R: ReadRef<'data>>(
             data.len(),
             columns,
             &text,
-            &trampolines,
+            &recognized,
             &mut builder,
         );
     }

@@ -1,6 +1,10 @@
-//! Signal trampolines that nothing describes: musl's, and those of the arm64
-//! vDSO since Linux 5.8. The code of one is two instructions, the number of
-//! `rt_sigreturn` and the system call, and nobody else has them.
+//! Code that nothing describes and that is known all the same.
+//!
+//! - Signal trampolines: musl's, and those of the arm64 vDSO since Linux 5.8. The
+//!   code of one is two instructions, the number of `rt_sigreturn` and the system
+//!   call, and nobody else has them.
+//! - The entry point, where glibc's loader and musl have no description: it has
+//!   no caller.
 
 use memchr::memmem;
 use object::read::ReadRef;
@@ -16,25 +20,29 @@ const X86_64: [&[u8]; 2] = [
 ];
 /// `mov x8, #139; svc #0`
 const AARCH64: [&[u8]; 1] = [&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4]];
-/// Most of one file; real ones have one.
+/// Most trampolines of one file; real ones have one.
 const MAX_TRAMPOLINES: usize = 16;
+/// Bytes at the entry point that are taken for its function, at most. The
+/// loader's is the longest, with 80.
+const ENTRY: u64 = 128;
 
-/// A signal trampoline.
+/// Code and its rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Trampoline {
-    /// One byte before its first, since the return address of the handler, which
-    /// was not called from there, is looked up less one.
+pub(super) struct Recognized {
+    /// Where the rule begins. For a trampoline one byte before its first, since
+    /// the return address of the handler, which was not called from there, is
+    /// looked up less one.
     pub(super) start: u64,
-    /// Where it ends.
+    /// Where it ends, unless something that is described begins before.
     pub(super) end: u64,
     pub(super) rule: Rule,
 }
 
-/// Finds them in the executable segments `text`.
+/// Finds such code in the executable segments `text`.
 pub(super) fn find<'data, R: ReadRef<'data>>(
     elf: &Elf<'data, R>,
     text: &[(u64, u64)],
-) -> Vec<Trampoline> {
+) -> Vec<Recognized> {
     let mut found = Vec::new();
     for &(start, end) in text {
         let Ok(code) = elf.bytes(start, end.saturating_sub(start)) else {
@@ -42,10 +50,19 @@ pub(super) fn find<'data, R: ReadRef<'data>>(
         };
         find_in(elf.machine(), start, code, &mut found);
     }
+    let entry = elf.entry();
+    let is_in = |&(start, end): &(u64, u64)| (start..end).contains(&entry);
+    if let Some((_, end)) = text.iter().copied().find(is_in) {
+        found.push(Recognized {
+            start: entry,
+            end: entry.saturating_add(ENTRY).min(end),
+            rule: Rule::END,
+        });
+    }
     found
 }
 
-fn find_in(machine: Machine, address: u64, code: &[u8], found: &mut Vec<Trampoline>) {
+fn find_in(machine: Machine, address: u64, code: &[u8], found: &mut Vec<Recognized>) {
     let (patterns, rule) = match machine {
         Machine::X86_64 => (X86_64.as_slice(), Rule::SIGNAL_X86_64),
         Machine::Aarch64 => (AARCH64.as_slice(), Rule::SIGNAL_AARCH64),
@@ -55,7 +72,7 @@ fn find_in(machine: Machine, address: u64, code: &[u8], found: &mut Vec<Trampoli
         let room = MAX_TRAMPOLINES.saturating_sub(found.len());
         let places = memmem::find_iter(code, pattern).map(|at| address.saturating_add(at as u64));
         let aligned = places.filter(|place| machine != Machine::Aarch64 || place % 4 == 0);
-        found.extend(aligned.take(room).map(|place| Trampoline {
+        found.extend(aligned.take(room).map(|place| Recognized {
             start: place.saturating_sub(1),
             end: place.saturating_add(pattern.len() as u64),
             rule,
