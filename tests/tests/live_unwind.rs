@@ -446,7 +446,7 @@ fn every_stack_of_a_c_program_from_its_first_instruction_to_its_last() -> Result
             .at(registers.pc)
             .is_some_and(|mapped| !mapped.image.symbols.is_empty());
         // All of its own instructions, some of the libraries'.
-        if is_own || stops % 11 == 0 {
+        if is_own || stops.is_multiple_of(11) {
             let walked = process.walk(registers)?;
             totals.count(&walked)?;
             let frames = walked.frames.iter();

@@ -540,7 +540,7 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
             return Ok(found.map(|(_, bytes)| Cow::Borrowed(bytes)));
         };
         // Before anything of that size is allocated.
-        let uncompressed_size: u64 = header.ch_size(LE).into();
+        let uncompressed_size = header.ch_size(LE);
         if size > MAX_TABLE || uncompressed_size > MAX_TABLE {
             return Err(ElfError::Malformed("a section that is too large"));
         }
