@@ -51,12 +51,15 @@ NOINLINE static void sorted(void)
     sink += numbers[0];
 }
 
-/* Comes with any alignment, and finds its caller by a word of its frame. */
-NOINLINE __attribute__((force_align_arg_pointer)) static void realigned(int n)
+/* Comes with any alignment and makes a frame of any size, so that its caller is
+   found by a word of the frame. The last arguments are on the stack. */
+NOINLINE __attribute__((force_align_arg_pointer)) static void
+realigned(int n, int b, int c, int d, int e, int f, int g, int h)
 {
     volatile char place[64] __attribute__((aligned(64)));
-    place[n & 63] = (char)n;
-    sink += weigh(place[n & 63]);
+    volatile char *more = alloca(16 + n);
+    place[n & 63] = more[n] = (char)(n + b + c + d + e + f + g + h);
+    sink += weigh(place[n & 63]) + more[n];
 }
 
 NOINLINE static void allocated(int n)
@@ -92,7 +95,7 @@ int main(void)
     sigaction(SIGUSR2, &action, NULL);
     for (int round = 0; round < 3; round++) {
         sorted();
-        realigned(round);
+        realigned(round, 1, 2, 3, 4, 5, 6, 7);
         allocated(40 + round);
         interrupted(SIGUSR1);
         interrupted(SIGUSR2);
