@@ -12,14 +12,18 @@
 //! | [`memory`] | how target memory is read |
 //! | [`process`] | what the kernel half knows about one target process |
 //! | [`roots`] | from a native thread to its execution context |
+//! | [`unwind`] | native frames: the rows of unwind tables, and one step by them |
 //! | [`walk`] | from an execution context to frames |
 //! | [`wire`] | the records that cross from the kernel half to the user half |
 #![no_std]
+// The search in unwind tables hides a shift from LLVM.
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
 pub mod layout;
 pub mod memory;
 pub mod process;
 pub mod roots;
+pub mod unwind;
 pub mod walk;
 pub mod wire;
 

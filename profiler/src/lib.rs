@@ -10,6 +10,7 @@
 //! | [`output`] | writers over a profile: pprof, folded stacks, flame graph, table |
 //!
 //! [`inspect`] tells what [`targets`] knows of a process or a file.
+//! [`unwind`] compiles the unwind tables of a file for the walk over native frames.
 //! [`layouts`] has layouts of Ruby's structures from outside the table, and
 //! [`memory`] reads the memory of a target process for the stages that need it.
 
@@ -24,3 +25,4 @@ pub mod samples;
 pub mod session;
 pub mod symbolize;
 pub mod targets;
+pub mod unwind;

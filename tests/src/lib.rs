@@ -12,8 +12,10 @@
 //! | [`coredump`] | memory of a Ruby process, from a core dump |
 //! | [`live`] | memory of a running Ruby program |
 //! | [`roots`] | where Ruby's roots are in such memory |
+//! | [`cfi`] | what a file's call frame information says, the long way |
 //! | [`truth`] | what a stack has to look like |
 
+pub mod cfi;
 pub mod coredump;
 pub mod docker;
 pub mod frames;

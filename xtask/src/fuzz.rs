@@ -18,7 +18,9 @@ use crate::cmd;
 use crate::workspace;
 
 /// The targets, and the folder or file of `seeds` that each begins with.
-const TARGETS: [&str; 3] = ["elf", "eh_frame", "code"];
+const TARGETS: [&str; 4] = ["elf", "eh_frame", "code", "unwind"];
+/// Those that read whole files.
+const WHOLE_FILES: [&str; 2] = ["elf", "unwind"];
 /// Passed to rustc for every crate: coverage for libFuzzer.
 const COVERAGE: &str = "-Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -183,7 +185,7 @@ fn seeds(target: &str) -> Result<PathBuf> {
             .arg(source.join("ruby.c"))
             .args(flags);
         cmd::output(&mut compile)?;
-        if target == "elf" {
+        if WHOLE_FILES.contains(&target) {
             continue;
         }
         // The address that comes first, then the bytes.

@@ -5,6 +5,7 @@
 //! under the control of whoever runs the target: every read is checked, sizes
 //! are bounded, and only what is asked for is read.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,9 +14,12 @@ use object::LittleEndian as LE;
 use object::U32;
 use object::U64;
 use object::elf;
+use object::read::CompressedData;
+use object::read::CompressionFormat;
 use object::read::ReadCache;
 use object::read::ReadCacheOps;
 use object::read::ReadRef;
+use object::read::elf::CompressionHeader as _;
 use object::read::elf::FileHeader as _;
 use object::read::elf::ProgramHeader as _;
 use object::read::elf::SectionHeader as _;
@@ -376,6 +380,13 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         self.header.e_type(LE) == elf::ET_EXEC
     }
 
+    /// Where the program or the loader begins (0 in other libraries), before the
+    /// bias.
+    #[must_use]
+    pub fn entry(&self) -> u64 {
+        self.header.e_entry.get(LE)
+    }
+
     /// What the loader maps.
     #[must_use]
     pub fn loads(&self) -> &[Load] {
@@ -506,6 +517,51 @@ impl<'data, R: ReadRef<'data>> Elf<'data, R> {
         }
         let bytes = section.data(LE, self.data).or_malformed("a section")?;
         Ok(Some((section.sh_addr(LE), bytes)))
+    }
+
+    /// A section for debuggers, which may be compressed, by its name.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`].
+    pub fn debug_section(&self, name: &[u8]) -> Result<Option<Cow<'data, [u8]>>> {
+        self.section_headers()?;
+        let sections = self
+            .header
+            .sections(LE, self.data)
+            .or_malformed("the section headers")?;
+        let Some((_, section)) = sections.section_by_name(LE, name) else {
+            return Ok(None);
+        };
+        let Some((header, offset, size)) = section
+            .compression(LE, self.data)
+            .or_malformed("a compressed section")?
+        else {
+            let found = self.section_data(name)?;
+            return Ok(found.map(|(_, bytes)| Cow::Borrowed(bytes)));
+        };
+        // Before anything of that size is allocated.
+        let uncompressed_size = header.ch_size(LE);
+        if size > MAX_TABLE || uncompressed_size > MAX_TABLE {
+            return Err(ElfError::Malformed("a section that is too large"));
+        }
+        let format = match header.ch_type(LE) {
+            elf::ELFCOMPRESS_ZLIB => CompressionFormat::Zlib,
+            elf::ELFCOMPRESS_ZSTD => CompressionFormat::Zstandard,
+            _ => return Err(ElfError::Malformed("a compressed section")),
+        };
+        let data = self
+            .data
+            .read_bytes_at(offset, size)
+            .or_malformed("a compressed section")?;
+        let compressed = CompressedData {
+            format,
+            data,
+            uncompressed_size,
+        };
+        let bytes = compressed
+            .decompress()
+            .or_malformed("a compressed section")?;
+        Ok(Some(bytes))
     }
 
     /// The name and the checksum of the separate debug file, as the image has

@@ -112,7 +112,9 @@ impl Functions {
 
 /// `.eh_frame` and its address: by the program header that leads to its search
 /// table, which is what unwinders in the process use as well, else by name.
-fn eh_frame<'data, R: ReadRef<'data>>(elf: &Elf<'data, R>) -> Result<(u64, &'data [u8]), ElfError> {
+pub(crate) fn eh_frame<'data, R: ReadRef<'data>>(
+    elf: &Elf<'data, R>,
+) -> Result<(u64, &'data [u8]), ElfError> {
     if let Some((address, bytes)) = elf.eh_frame_header() {
         let header = EhFrameHdr::from(EndianSlice::new(bytes, LittleEndian));
         let bases = BaseAddresses::default().set_eh_frame_hdr(address);
