@@ -91,7 +91,7 @@ pub fn run(filter: Option<&str>, every_ruby: bool) -> Result<()> {
         }),
         // Recordings of processes disturb each other, so one at a time.
         stage("integration tests", || {
-            let mut test = tests(&["test", "--package", LIVE_TESTS])?;
+            let mut test = tests(&["test", "--no-fail-fast", "--package", LIVE_TESTS])?;
             cmd::run(test.args(filter).args(["--", "--test-threads=1"]))
         }),
     ]);
