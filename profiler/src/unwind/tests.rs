@@ -172,7 +172,9 @@ fn debug_frame_serves_where_there_is_no_eh_frame() {
             .collect();
         let data = program(dir.path(), "cc", &all);
         let elf = Elf::parse(data.as_slice()).unwrap();
-        assert_eq!(elf.section_data(b".eh_frame"), Ok(None));
+        // Some linkers leave an empty section.
+        let eh_frame = elf.section_data(b".eh_frame").unwrap();
+        assert!(eh_frame.is_none_or(|(_, data)| data.is_empty()));
         let table = compiled(&data);
         let start = symbol(&data, "calls");
         assert_eq!(table.rule(start), rule(8), "{compression}");
