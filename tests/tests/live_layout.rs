@@ -42,7 +42,7 @@ work while true
 "#;
 
 /// Every name that a frame of it has.
-const RIGHT: [&str; 9] = [
+const RIGHT: [&str; 11] = [
     "<main>",
     "Object#work",
     "Shop::Invoice.all",
@@ -52,6 +52,9 @@ const RIGHT: [&str; 9] = [
     "Integer#times",
     "block in Shop::Invoice#total",
     "Integer#to_s",
+    // `new`, for as long as it takes.
+    "Class#new",
+    "BasicObject#initialize",
 ];
 
 /// A Ruby that runs, and its layout by debug information.
