@@ -91,10 +91,7 @@ fn attach(kernel: &mut Kernel, command: &mut Command) -> Result<Both> {
     let threads: Vec<ThreadPointer> = kernel
         .thread_pointers(pid)?
         .into_iter()
-        .map(|thread| ThreadPointer {
-            tid: thread.tid,
-            value: thread.pointer,
-        })
+        .map(ThreadPointer::from)
         .collect();
     let seen = Attacher::default().attach(pid, &threads)?;
     let mut blind = Attacher {

@@ -238,13 +238,7 @@ impl Report {
 fn thread_pointers(pid: u32) -> Result<Vec<ThreadPointer>, kernel::KernelError> {
     let mut kernel = Kernel::load(&kernel::Options::default())?;
     let threads = kernel.thread_pointers(pid)?;
-    Ok(threads
-        .into_iter()
-        .map(|thread| ThreadPointer {
-            tid: thread.tid,
-            value: thread.pointer,
-        })
-        .collect())
+    Ok(threads.into_iter().map(ThreadPointer::from).collect())
 }
 
 fn jit_of(

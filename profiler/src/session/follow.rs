@@ -25,10 +25,7 @@ impl Session {
             .kernel
             .thread_pointers(pid)?
             .into_iter()
-            .map(|thread| ThreadPointer {
-                tid: thread.tid,
-                value: thread.pointer,
-            })
+            .map(ThreadPointer::from)
             .collect();
         Ok(self.attacher.attach(pid, &threads)?)
     }

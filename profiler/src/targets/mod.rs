@@ -63,5 +63,14 @@ pub struct ThreadPointer {
     pub value: u64,
 }
 
+impl From<rbprof_common::wire::ThreadPointer> for ThreadPointer {
+    fn from(told: rbprof_common::wire::ThreadPointer) -> Self {
+        Self {
+            tid: told.tid,
+            value: told.pointer,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -23,11 +23,17 @@ const CALL_CLOBBERS: std::ops::RangeInclusive<u16> = 0..=18;
 const READ_THREAD_POINTER: u32 = 0xd53b_d040;
 const REGISTER: u32 = 0x1f;
 
+/// The addresses of instructions from `first` on. Whoever made the file chose
+/// it: it may be the end of memory.
+fn addresses(first: u64) -> impl Iterator<Item = u64> {
+    (0_u64..).map(move |index| first.wrapping_add(index * SIZE))
+}
+
 /// Instructions with their addresses and words.
 fn decode(code: &[u8], address: u64) -> impl Iterator<Item = (u64, u32, Instruction)> + '_ {
     let decoder = InstDecoder::default();
     code.chunks_exact(SIZE as usize)
-        .zip((address..).step_by(SIZE as usize))
+        .zip(addresses(address))
         .filter_map(move |(bytes, at)| {
             let word = u32::from_le_bytes(bytes.try_into().ok()?);
             let instruction = decoder.decode(&mut U8Reader::new(bytes)).ok()?;
@@ -268,7 +274,7 @@ pub(super) fn possible_branches(code: &[u8], address: u64, targets: &[u64]) -> V
 fn branches_only(code: &[u8], address: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
     const OFFSET: u32 = (1 << 26) - 1;
     code.chunks_exact(SIZE as usize)
-        .zip((address..).step_by(SIZE as usize))
+        .zip(addresses(address))
         .filter_map(|(bytes, at)| {
             let word = u32::from_le_bytes(bytes.try_into().ok()?);
             // The offset is signed, in instructions.

@@ -166,3 +166,21 @@ fn stubs_of_imports_lead_to_their_slots() {
     let stub = bytes("90 00 00 90 11 06 40 f9 10 22 00 91 20 02 1f d6");
     assert_eq!(slot(Machine::Aarch64, &stub), Some(0x1_1008));
 }
+
+#[test]
+fn code_at_the_end_of_memory_is_code_as_well() {
+    let code = bytes("e8 fb 0f 00 00 eb f9 75 07 ff d0 c3 90 90 90 90");
+    for machine in [Machine::X86_64, Machine::Aarch64] {
+        for address in [u64::MAX, u64::MAX - 3, u64::MAX - 8] {
+            let branches = instructions::branches(machine, &code, address);
+            let targets: Vec<u64> = branches.iter().map(|branch| branch.to).collect();
+            let places = instructions::possible_branches(machine, &code, address, &targets);
+            assert!(places.len() <= branches.len());
+            let returns = instructions::return_addresses(machine, &code, address);
+            assert!(returns.len() <= 2);
+            assert!(instructions::references(machine, &code, address).is_empty());
+            assert!(instructions::thread_locals(machine, &code, address, &[]).is_empty());
+            assert_eq!(instructions::stub_slot(machine, &code, address), None);
+        }
+    }
+}

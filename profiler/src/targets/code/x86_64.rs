@@ -165,8 +165,10 @@ pub(super) fn thread_locals(
 }
 
 pub(super) fn possible_branches(code: &[u8], address: u64, targets: &[u64]) -> Vec<u64> {
-    let places = code.windows(5).zip(address..);
-    places
+    // Whoever made the file chose the address: it may be the end of memory.
+    let places = (0_u64..).map(|offset| address.wrapping_add(offset));
+    code.windows(5)
+        .zip(places)
         .filter_map(|(bytes, at)| match *bytes {
             // call rel32, jmp rel32
             [0xe8 | 0xe9, a, b, c, d] => {
