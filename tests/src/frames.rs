@@ -23,11 +23,11 @@ use crate::target::Target;
 /// The labels that Ruby 3.4 prints for the points of `frames.rb`.
 pub const LABELS: &str = include_str!("../truth/live-frames.labels");
 /// CPU time at each point, milliseconds.
-pub const SPIN_MS: &str = "12";
-/// Ticks per second: 12 in each point.
+pub const SPIN_MS: &str = "20";
+/// Ticks per second: 20 in each point.
 pub const FREQUENCY: u64 = 997;
 /// Samples that each point must have at least.
-const ENOUGH: u64 = 4;
+const ENOUGH: u64 = 5;
 /// What rbprof calls a C method whose name it does not know.
 const NAMELESS: &str = "<unknown cfunc>";
 /// What the names of Ruby's own files begin with.
