@@ -45,6 +45,16 @@ pub mod frame_kind {
     pub const IFUNC: u64 = 3;
     /// A control frame of no known type.
     pub const UNKNOWN: u64 = 4;
+    /// Machine code of the process: the object in the first word and the
+    /// address in it, see [`Frame::native`](super::Frame::native).
+    pub const NATIVE: u64 = 5;
+    /// Machine code of the kernel: the address in `pc`.
+    pub const KERNEL: u64 = 6;
+    /// The garbage collector is at work, on behalf of the frames below: a
+    /// [`gc_phase`](super::gc_phase) in the first word.
+    pub const COLLECTOR: u64 = 7;
+    /// As [`RUBY`], run as machine code that a compiler of Ruby's made.
+    pub const RUBY_JIT: u64 = 9;
     /// The mask over the tag.
     pub const MASK: u64 = 0xf;
 }
@@ -60,6 +70,30 @@ pub mod frame_attr {
     /// Machine code runs the frame, and may not have said where it is: `pc` is
     /// not known, and 0.
     pub const NO_PC: u64 = 0x80;
+}
+
+/// What the garbage collector does: the first word of a
+/// [`frame_kind::COLLECTOR`] frame.
+pub mod gc_phase {
+    /// Something else, or it is not known what.
+    pub const OTHER: u64 = 0;
+    /// Marks what is in use.
+    pub const MARKING: u64 = 1;
+    /// Frees what is not.
+    pub const SWEEPING: u64 = 2;
+    /// Moves what is in use.
+    pub const COMPACTING: u64 = 3;
+}
+
+/// Objects of native frames that are no files.
+pub mod object {
+    /// Nothing that is known is mapped there: the address is the absolute one.
+    pub const UNKNOWN: u32 = 0;
+    /// Executable memory that belongs to no file, such as that of a compiler:
+    /// the address is the absolute one.
+    pub const ANONYMOUS: u32 = 1;
+    /// The first that is a file.
+    pub const FIRST_FILE: u32 = 2;
 }
 
 const TAG_SHIFT: u32 = 56;
@@ -88,6 +122,27 @@ impl Frame {
             pc,
             method_entry,
         }
+    }
+
+    /// A frame of machine code: a place in a mapped object, in the object's own
+    /// (ELF) addresses. Where the frame is a caller, it is a byte of the call
+    /// instruction, not the one after it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn native(object: u32, address: u64) -> Self {
+        Self::new(frame_kind::NATIVE, object as u64, address, 0)
+    }
+
+    /// The object of a [`frame_kind::NATIVE`] frame.
+    #[must_use]
+    pub const fn object(&self) -> u32 {
+        (self.head & 0xffff_ffff) as u32
+    }
+
+    /// Whether it is of Ruby code, interpreted or compiled.
+    #[must_use]
+    pub const fn is_ruby(&self) -> bool {
+        matches!(self.kind(), frame_kind::RUBY | frame_kind::RUBY_JIT)
     }
 
     /// One of [`frame_kind`].
@@ -152,9 +207,26 @@ pub mod sample_flags {
     pub const UNKNOWN_FRAME: u32 = 1 << 7;
     /// The search for a method entry was given up in some frame.
     pub const SEARCH_CUT: u32 = 1 << 8;
+    /// The native stack could not be followed to its root. All Ruby frames are
+    /// there; native ones between and below them are missing.
+    pub const NATIVE_CUT: u32 = 1 << 9;
+    /// The native stack was cut at an object that has no unwind table (yet).
+    pub const NO_TABLE: u32 = 1 << 10;
+    /// The native stack was cut at an address where nothing known is mapped.
+    pub const UNMAPPED: u32 = 1 << 11;
+    /// Native and Ruby frames did not fit together: one side was used up before
+    /// the other. All are there, but some may be in the wrong place.
+    pub const UNMATCHED: u32 = 1 << 12;
 
     /// What the walk can set, and what is therefore part of the stack's id.
-    pub const OF_STACK: u32 = TRUNCATED | FAULT | UNKNOWN_FRAME | SEARCH_CUT;
+    pub const OF_STACK: u32 = TRUNCATED
+        | FAULT
+        | UNKNOWN_FRAME
+        | SEARCH_CUT
+        | NATIVE_CUT
+        | NO_TABLE
+        | UNMAPPED
+        | UNMATCHED;
     /// What makes a stack incomplete.
     pub const INCOMPLETE: u32 = BAD_CONTEXT | TRUNCATED | FAULT | UNKNOWN_FRAME;
 }
@@ -267,11 +339,15 @@ pub enum Counter {
     SearchCut,
     /// Forked children that did not fit into the process map.
     LostChild,
+    /// Native stacks that could not be followed to their root.
+    NativeCut,
+    /// Stacks whose native and Ruby frames did not fit together.
+    Unmatched,
 }
 
 impl Counter {
     /// How many there are.
-    pub const COUNT: usize = Self::LostChild as usize + 1;
+    pub const COUNT: usize = Self::Unmatched as usize + 1;
 }
 
 const _: () = {

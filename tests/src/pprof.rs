@@ -10,6 +10,7 @@ use anyhow::Result;
 use prost::Message;
 use rbprof::profile::Function;
 use rbprof::profile::FunctionKind;
+use rbprof::symbolize::Executed;
 use rbprof::symbolize::Resolved;
 
 /// A sample of a profile.
@@ -141,6 +142,7 @@ pub fn read(bytes: &[u8]) -> Result<Read> {
         let read = Resolved {
             function: Arc::clone(function),
             line: u32::try_from(line.line)?,
+            code: Executed::Ruby,
         };
         locations.insert(location.id, read);
     }

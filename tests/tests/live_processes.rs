@@ -353,7 +353,7 @@ fn children_are_recorded_after_their_parent_with_a_duration() -> Result<()> {
     let out = directory.path().join("out.folded");
     let program = "
         fork do
-          def in_orphan = loop { 1 + 1 if Process.clock_gettime(3) < 0.6 or exit!(0) }
+          def in_orphan = loop { 1 + 1 if Process.clock_gettime(3) < 3 or exit!(0) }
           in_orphan
         end
         exit!(0)
@@ -370,6 +370,8 @@ fn children_are_recorded_after_their_parent_with_a_duration() -> Result<()> {
     ensure!(status.success(), "{status}");
     let folded = std::fs::read_to_string(&out)?;
     let count = samples_with(&folded, "Object#in_orphan");
-    ensure!(count >= 50, "{count} samples of the orphan:\n{folded}");
+    // Of about 1,500; the Ruby has to be found first, on a machine that may be
+    // slow.
+    ensure!(count >= 500, "{count} samples of the orphan:\n{folded}");
     Ok(())
 }

@@ -72,6 +72,8 @@ pub struct RubyWalk {
     /// Mask over it: all bits for the newest frame, none for others, and none
     /// where there is no such field.
     newest: u64,
+    /// Mask over it: all bits where there is such a field.
+    has_jit_return: u64,
     /// Mask over it: all bits if ZJIT keeps `pc` and `iseq` behind it.
     zjit: u64,
     /// Address and length in bytes of what [`Scratch::frames`] holds.
@@ -87,7 +89,9 @@ pub struct RubyWalk {
     tag: u64,
     iseq: u64,
     pc: u64,
-    /// `jit_return` of the current frame, if it is the newest; otherwise 0.
+    /// `jit_return` of the current frame: not 0 if compiled code runs it.
+    compiled: u64,
+    /// The same, if it is the newest; otherwise 0.
     in_machine_code: u64,
     hops: u32,
     reads: u32,
@@ -113,6 +117,7 @@ impl RubyWalk {
             stack: context.stack,
             cfp_size,
             newest: if layout.jit_return == 0 { 0 } else { u64::MAX },
+            has_jit_return: if layout.jit_return == 0 { 0 } else { u64::MAX },
             zjit: if layout.zjit == 0 { 0 } else { u64::MAX },
             ..Self::default()
         }
@@ -235,6 +240,7 @@ impl RubyWalk {
         // Machine code writes its place down before it calls something, and so
         // only in the newest frame `pc` may be an older one, or one of an older
         // frame. Source: `rb_profile_frames`, which gives no line there.
+        self.compiled = jit_return & self.has_jit_return;
         self.in_machine_code = jit_return & self.newest;
         self.newest = 0;
         let jit_frame = jit_return & self.zjit;
@@ -267,9 +273,12 @@ impl RubyWalk {
             }
         };
         self.tag = kind;
-        if kind == frame_kind::RUBY && self.in_machine_code != 0 {
-            self.tag |= frame_attr::NO_PC;
-            self.pc = 0;
+        if kind == frame_kind::RUBY && self.compiled != 0 {
+            self.tag = frame_kind::RUBY_JIT;
+            if self.in_machine_code != 0 {
+                self.tag |= frame_attr::NO_PC;
+                self.pc = 0;
+            }
         }
         self.tag |= (flags & frame_flags::FINISH) / frame_flags::FINISH * frame_attr::FINISH;
         self.tag |= (flags & frame_flags::BMETHOD) / frame_flags::BMETHOD * frame_attr::BMETHOD;

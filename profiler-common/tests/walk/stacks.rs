@@ -187,7 +187,7 @@ fn only_of_the_newest_frame_machine_code_hides_the_pc() {
             vm.push(iseq, iseq + 8, METHOD, entry, 0);
             vm.memory.put(vm.jit_return(), 0x7fff_0000);
         }
-        let ruby = frame_kind::RUBY;
+        let ruby = frame_kind::RUBY_JIT;
         let callers = [
             Frame::new(ruby, 0x200, 0x208, entry),
             Frame::new(ruby, 0x100, 0x108, entry),
@@ -196,7 +196,7 @@ fn only_of_the_newest_frame_machine_code_hides_the_pc() {
         assert_eq!(vm.walk(cfp_size), (0, [&[newest], &callers[..]].concat()));
 
         vm.memory.put(vm.jit_return(), 0);
-        let newest = Frame::new(ruby, 0x300, 0x308, entry);
+        let newest = Frame::new(frame_kind::RUBY, 0x300, 0x308, entry);
         assert_eq!(vm.walk(cfp_size), (0, [&[newest], &callers[..]].concat()));
 
         // A C method's caller had to say where it is.
@@ -334,7 +334,7 @@ fn under_zjit_pc_and_iseq_come_from_its_frames() {
             0,
             vec![
                 c_frame,
-                Frame::new(frame_kind::RUBY, 0x400, 0x408, method),
+                Frame::new(frame_kind::RUBY_JIT, 0x400, 0x408, method),
                 interpreted
             ]
         )
@@ -347,7 +347,7 @@ fn under_zjit_pc_and_iseq_come_from_its_frames() {
             0,
             vec![
                 c_frame,
-                Frame::new(frame_kind::RUBY, 0x300, 0x300, method),
+                Frame::new(frame_kind::RUBY_JIT, 0x300, 0x300, method),
                 interpreted
             ]
         )

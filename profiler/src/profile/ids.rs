@@ -50,6 +50,9 @@ id! {
 impl MappingId {
     /// The mapping of everything that is not machine code, in every profile.
     pub const RUBY: Self = Self(0);
+    /// The mapping of Ruby code that a compiler of Ruby's has made machine code
+    /// of, in every profile.
+    pub const RUBY_JIT: Self = Self(1);
 }
 
 impl StackId {

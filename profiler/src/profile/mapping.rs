@@ -29,8 +29,17 @@ pub struct Mapping {
 impl Mapping {
     /// The mapping of everything that is not machine code.
     pub(super) fn ruby() -> Self {
+        Self::of_ruby("ruby")
+    }
+
+    /// The mapping of Ruby code that was compiled while the program ran.
+    pub(super) fn ruby_jit() -> Self {
+        Self::of_ruby("ruby (JIT)")
+    }
+
+    fn of_ruby(file: &str) -> Self {
         Self {
-            file: Arc::from("ruby"),
+            file: Arc::from(file),
             has_functions: true,
             has_filenames: true,
             has_line_numbers: true,

@@ -98,7 +98,7 @@ impl Profile {
         Self {
             metadata,
             functions: IndexSet::new(),
-            mappings: IndexSet::from([Mapping::ruby()]),
+            mappings: IndexSet::from([Mapping::ruby(), Mapping::ruby_jit()]),
             locations: IndexSet::new(),
             stacks: Tree::default(),
             labels: IndexSet::new(),
@@ -129,6 +129,11 @@ impl Profile {
     /// where there is none.
     pub fn intern_location(&mut self, function: FunctionId, line: u32) -> LocationId {
         self.intern_native_location(function, line, MappingId::RUBY, 0)
+    }
+
+    /// The id of a line of a function of Ruby code that was compiled.
+    pub fn intern_compiled_location(&mut self, function: FunctionId, line: u32) -> LocationId {
+        self.intern_native_location(function, line, MappingId::RUBY_JIT, 0)
     }
 
     /// The id of an instruction. `line` is 0 where it is not known.

@@ -18,6 +18,7 @@ use crate::profile::Labels;
 use crate::profile::LabelsId;
 use crate::profile::LocationId;
 use crate::profile::StackId;
+use crate::symbolize::Executed;
 use crate::symbolize::Moment;
 use crate::symbolize::Resolved;
 
@@ -102,13 +103,19 @@ impl Session {
                     let location = match before {
                         Some((same, location))
                             if same.line == resolved.line
+                                && same.code == resolved.code
                                 && Arc::ptr_eq(&same.function, &resolved.function) =>
                         {
                             location
                         }
                         _ => {
                             let function = self.profile.intern_function(&resolved.function);
-                            self.profile.intern_location(function, resolved.line)
+                            match resolved.code {
+                                Executed::Compiled => self
+                                    .profile
+                                    .intern_compiled_location(function, resolved.line),
+                                _ => self.profile.intern_location(function, resolved.line),
+                            }
                         }
                     };
                     self.locations.push(location);

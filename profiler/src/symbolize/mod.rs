@@ -83,6 +83,32 @@ pub struct Resolved {
     pub function: Arc<Function>,
     /// The line under execution; 0 where there is none.
     pub line: u32,
+    /// What runs it.
+    pub code: Executed,
+}
+
+/// What runs a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Executed {
+    /// Ruby's interpreter, or the C function of a method.
+    Ruby,
+    /// Machine code that a compiler of Ruby's made.
+    Compiled,
+    /// The garbage collector.
+    Collector,
+    /// Machine code of the process: an object of the recording, and an address
+    /// in it. The name is found later.
+    Native {
+        /// See [`rbprof_common::wire::object`].
+        object: u32,
+        /// The object's own (ELF) address, of a byte of the instruction.
+        address: u64,
+    },
+    /// Machine code of the kernel. The name is found later.
+    Kernel {
+        /// Address of a byte of the instruction.
+        address: u64,
+    },
 }
 
 impl Resolved {
@@ -148,10 +174,14 @@ impl NameKey {
     /// The key of a frame that has one and that Ruby would show.
     fn of(frame: &Frame) -> Option<Self> {
         match frame.kind() {
-            frame_kind::RUBY if frame.pc != 0 || frame.has(frame_attr::NO_PC) => Some(Self::Code {
-                iseq: frame.iseq(),
-                method_entry: frame.method_entry,
-            }),
+            frame_kind::RUBY | frame_kind::RUBY_JIT
+                if frame.pc != 0 || frame.has(frame_attr::NO_PC) =>
+            {
+                Some(Self::Code {
+                    iseq: frame.iseq(),
+                    method_entry: frame.method_entry,
+                })
+            }
             frame_kind::CFUNC => Some(Self::CFunction {
                 method_entry: frame.method_entry,
             }),
@@ -216,6 +246,11 @@ struct Markers {
     unreadable: Arc<Function>,
     unreadable_c: Arc<Function>,
     unknown: Arc<Function>,
+    /// Machine code; named later.
+    native: Arc<Function>,
+    kernel: Arc<Function>,
+    /// By [`gc_phase`].
+    collector: [Arc<Function>; 4],
 }
 
 impl Markers {
@@ -234,7 +269,37 @@ impl Markers {
             unreadable: function(FunctionKind::Ruby, UNREADABLE, ""),
             unreadable_c: function(FunctionKind::CFunction, UNKNOWN_C_FUNCTION, C_FILE),
             unknown: function(FunctionKind::Marker, UNKNOWN_FRAME, ""),
+            native: function(FunctionKind::Native, "<native>", ""),
+            kernel: function(FunctionKind::Kernel, "<kernel>", ""),
+            collector: ["(other)", "(marking)", "(sweeping)", "(compacting)"]
+                .map(|label| function(FunctionKind::Marker, label, "")),
         }
+    }
+
+    /// What is shown for a frame that is not Ruby's.
+    fn machine(&self, frame: &Frame) -> Option<Resolved> {
+        let (function, code) = match frame.kind() {
+            frame_kind::NATIVE => (
+                &self.native,
+                Executed::Native {
+                    object: frame.object(),
+                    address: frame.pc,
+                },
+            ),
+            frame_kind::KERNEL => (&self.kernel, Executed::Kernel { address: frame.pc }),
+            frame_kind::COLLECTOR => (
+                self.collector
+                    .get(frame.iseq() as usize)
+                    .unwrap_or(&self.unknown),
+                Executed::Collector,
+            ),
+            _ => return None,
+        };
+        Some(Resolved {
+            function: Arc::clone(function),
+            line: 0,
+            code,
+        })
     }
 }
 
@@ -460,6 +525,11 @@ impl RubyNames {
                 out.push(same.clone());
                 continue;
             }
+            if let Some(machine) = self.markers.machine(frame) {
+                out.push(machine);
+                before = Some(frame);
+                continue;
+            }
             before = None;
             let shown = out.len();
             match NameKey::of(frame) {
@@ -470,8 +540,14 @@ impl RubyNames {
                     if hidden {
                         continue;
                     }
+                    let code = if frame.kind() == frame_kind::RUBY_JIT {
+                        Executed::Compiled
+                    } else {
+                        Executed::Ruby
+                    };
                     out.push(match name {
                         Some((name, pc_holds)) => Resolved {
+                            code,
                             function: Arc::clone(&name.function),
                             line: if pc_holds {
                                 self.line(iseq, frame.pc, pass)
@@ -480,6 +556,7 @@ impl RubyNames {
                             },
                         },
                         None => Resolved {
+                            code,
                             function: Arc::clone(&self.markers.unreadable),
                             line: 0,
                         },
@@ -491,14 +568,19 @@ impl RubyNames {
                         |Unreadable| Arc::clone(&self.markers.unreadable_c),
                         |name| Arc::clone(&name.function),
                     );
-                    out.push(Resolved { function, line: 0 });
+                    out.push(Resolved {
+                        function,
+                        line: 0,
+                        code: Executed::Ruby,
+                    });
                 }
-                None if frame.kind() == frame_kind::RUBY || frame.kind() == frame_kind::IFUNC => {}
+                None if frame.is_ruby() || frame.kind() == frame_kind::IFUNC => {}
                 None => {
                     shown_by_clause = None;
                     out.push(Resolved {
                         function: Arc::clone(&self.markers.unknown),
                         line: 0,
+                        code: Executed::Ruby,
                     });
                 }
             }

@@ -422,7 +422,7 @@ fn resolve_taken(
 ) -> (bool, String, u32) {
     let mut out = Vec::new();
     let believed = names.resolve_taken(&[FRAME], &program.memory, taken, || now, &mut out);
-    let [Resolved { function, line }] = out.as_slice() else {
+    let [Resolved { function, line, .. }] = out.as_slice() else {
         panic!("{out:?}");
     };
     (believed, function.label.to_string(), *line)
