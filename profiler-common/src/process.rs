@@ -106,6 +106,10 @@ pub struct ProcessEntry {
     pub pthread_bias: u64,
     /// `rb_vm_exec`, and its cold part when the compiler split it.
     pub vm_exec: [Range; 2],
+    /// Place of the process's first executable mapping in the table of mappings.
+    pub mappings_at: u32,
+    /// How many it has there; 0: native frames are not walked.
+    pub mappings: u32,
     /// Where the garbage collector counts its runs, and where its flags are;
     /// `0`: not known.
     pub collector: Collector,
@@ -127,6 +131,8 @@ impl ProcessEntry {
         vm: 0,
         pthread_bias: 0,
         vm_exec: [Range { start: 0, end: 0 }; 2],
+        mappings_at: 0,
+        mappings: 0,
         collector: Collector { count: 0, flags: 0 },
         layout: WalkLayout {
             cfp_size: 0,

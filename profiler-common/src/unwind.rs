@@ -234,7 +234,7 @@ pub fn find(rows: &Chunk, first: u32, count: u32, pc: u16) -> u16 {
 
 /// All ones if `a < b`, else 0; both are below 2^63.
 #[inline(always)]
-fn below(a: u64, b: u64) -> u64 {
+pub(crate) fn below(a: u64, b: u64) -> u64 {
     spread_sign(a.wrapping_sub(b))
 }
 

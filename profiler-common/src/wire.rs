@@ -61,7 +61,8 @@ pub mod frame_kind {
 
 /// Attributes of a frame: the high four bits of its tag.
 pub mod frame_attr {
-    /// `rb_vm_exec` returns when this frame ends.
+    /// `rb_vm_exec` returns when this frame ends; of a native frame, it is one
+    /// of `rb_vm_exec`.
     pub const FINISH: u64 = 0x10;
     /// The block is a method's body (`define_method`).
     pub const BMETHOD: u64 = 0x20;
@@ -131,6 +132,19 @@ impl Frame {
     #[must_use]
     pub const fn native(object: u32, address: u64) -> Self {
         Self::new(frame_kind::NATIVE, object as u64, address, 0)
+    }
+
+    /// A frame of `rb_vm_exec`, an activation of the interpreter: a native one
+    /// with [`frame_attr::FINISH`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn activation(object: u32, address: u64) -> Self {
+        Self::new(
+            frame_kind::NATIVE | frame_attr::FINISH,
+            object as u64,
+            address,
+            0,
+        )
     }
 
     /// The object of a [`frame_kind::NATIVE`] frame.

@@ -8,6 +8,8 @@
 //! | `programs::threads` | an iterator that tells the thread pointers of a process |
 //! | `programs::namespace` | an iterator that finds out the agent's PID namespace |
 //! | `maps` | what the kernel half shares with the agent |
+//! | `registers` | the user registers of the thread that was interrupted |
+//! | `tables` | unwind tables, in maps |
 //! | `task` | fields of `task_struct`, at offsets the agent takes from BTF |
 //! | `memory` | target memory, read with the BPF helpers |
 //!
@@ -21,6 +23,10 @@ mod maps;
 mod memory;
 #[cfg(target_arch = "bpf")]
 mod programs;
+#[cfg(target_arch = "bpf")]
+mod registers;
+#[cfg(target_arch = "bpf")]
+mod tables;
 #[cfg(target_arch = "bpf")]
 mod task;
 

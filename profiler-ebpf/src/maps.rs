@@ -1,6 +1,8 @@
 //! What the kernel half shares with the agent.
 
 use aya_ebpf::Global;
+use aya_ebpf::btf_maps;
+use aya_ebpf::macros::btf_map;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::Array;
 use aya_ebpf::maps::HashMap;
@@ -9,8 +11,13 @@ use aya_ebpf::maps::PerCpuArray;
 use aya_ebpf::maps::ProgramArray;
 use aya_ebpf::maps::RingBuf;
 use rbprof_common::process::ProcessEntry;
+use rbprof_common::unwind::Chunk as Rows;
+use rbprof_common::unwind::Registers;
+use rbprof_common::unwind::Rule;
 use rbprof_common::walk::Scratch;
-use rbprof_common::walk::ruby::RubyWalk;
+use rbprof_common::walk::merged::Walk;
+use rbprof_common::walk::native::Mapping;
+use rbprof_common::walk::native::Page;
 use rbprof_common::wire::CHUNK_FRAMES;
 use rbprof_common::wire::Counter;
 use rbprof_common::wire::Frame;
@@ -52,6 +59,38 @@ pub(crate) static STACKS: Array<StackBuffer> = Array::with_max_entries(1, 0);
 #[map]
 pub(crate) static NEXT: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
+/// Executable mappings, side by side for each process, in ascending order. The
+/// agent sets the number of elements, here and below.
+#[map]
+pub(crate) static MAPPINGS: Array<Mapping> = Array::with_max_entries(1, 0);
+
+/// Pages of text, side by side for each object.
+#[map]
+pub(crate) static PAGES: Array<Page> = Array::with_max_entries(1, 0);
+
+/// What rows refer to.
+#[map]
+pub(crate) static RULES: Array<Rule> = Array::with_max_entries(1, 0);
+
+/// Rows. Each chunk is a map of its own, so that memory is taken as it is
+/// needed.
+#[btf_map]
+pub(crate) static CHUNKS: btf_maps::ArrayOfMaps<btf_maps::Array<Rows, 1>, MAX_CHUNKS_OF_ROWS> =
+    btf_maps::ArrayOfMaps::new();
+
+/// Most chunks: 64 MiB of rows.
+pub(crate) const MAX_CHUNKS_OF_ROWS: usize = 1024;
+
+/// The kernel's own frames of the sample in the making.
+#[map]
+pub(crate) static KERNEL_STACK: PerCpuArray<KernelStack> = PerCpuArray::with_max_entries(1, 0);
+
+/// Addresses of kernel functions, innermost first.
+pub(crate) type KernelStack = [u64; MAX_KERNEL_FRAMES];
+
+/// More than `kernel.perf_event_max_stack` has by default.
+pub(crate) const MAX_KERNEL_FRAMES: usize = 128;
+
 /// The process that the thread iterator is asked about.
 #[map]
 pub(crate) static ITERATED: Array<u32> = Array::with_max_entries(1, 0);
@@ -60,6 +99,12 @@ pub(crate) static ITERATED: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 pub(crate) static NAMESPACE: Array<PidNamespace> = Array::with_max_entries(1, 0);
 
+/// Not 0: samples that hit the kernel have its frames.
+#[unsafe(no_mangle)]
+pub(crate) static KERNEL_FRAMES: Global<u32> = Global::new(0);
+/// Not 0: the kernel has `bpf_task_pt_regs` (5.15).
+#[unsafe(no_mangle)]
+pub(crate) static HAS_TASK_REGISTERS: Global<u32> = Global::new(0);
 /// Not 0: ids must be translated to those of [`NAMESPACE`].
 #[unsafe(no_mangle)]
 pub(crate) static TRANSLATE_IDS: Global<u32> = Global::new(0);
@@ -105,13 +150,19 @@ pub(crate) struct PidNamespace {
 /// A sample in the making, with its walk.
 #[repr(C)]
 pub(crate) struct State {
-    pub(crate) walk: RubyWalk,
+    pub(crate) walk: Walk,
+    /// Those of user mode.
+    pub(crate) registers: Registers,
     pub(crate) sample: Sample,
     /// Running hash over the frames.
     pub(crate) hash: u64,
     /// Frames so far.
     pub(crate) count: u32,
-    pub(crate) reserved: u32,
+    /// Frames of the kernel, and which of them is next.
+    pub(crate) kernel_frames: u32,
+    pub(crate) kernel_next: u32,
+    /// Flags of the walk once it is over.
+    pub(crate) stack_flags: u32,
 }
 
 /// A chunk record as it is sent.

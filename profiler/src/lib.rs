@@ -10,7 +10,8 @@
 //! | [`output`] | writers over a profile: pprof, folded stacks, flame graph, table |
 //!
 //! [`inspect`] tells what [`targets`] knows of a process or a file.
-//! [`unwind`] compiles the unwind tables of a file for the walk over native frames.
+//! [`native`] knows which machine code the targets have mapped, and [`unwind`]
+//! compiles the tables by which the walk follows its frames.
 //! [`layouts`] has layouts of Ruby's structures from outside the table, and
 //! [`memory`] reads the memory of a target process for the stages that need it.
 
@@ -19,6 +20,7 @@ pub mod inspect;
 pub mod kernel;
 pub mod layouts;
 pub mod memory;
+pub mod native;
 pub mod output;
 pub mod profile;
 pub mod samples;

@@ -3,6 +3,8 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`ruby`] | one step: a control frame, or one environment of the search for its method entry |
+//! | [`native`] | one step: the object and the rule for an address, and on to the caller |
+//! | [`merged`] | both stacks as one |
 //!
 //! A step is small and holds its state in a [`ruby::RubyWalk`], so that the
 //! driver decides how to loop: `bpf_loop` on kernels that have it, bounded
@@ -11,6 +13,8 @@
 //! reported as such ([`ruby::Step::ActivationEnd`]); that is the place where a
 //! merged walk goes on with native frames.
 
+pub mod merged;
+pub mod native;
 pub mod ruby;
 
 use crate::Memory;

@@ -95,12 +95,15 @@ pub struct RubyWalk {
     in_machine_code: u64,
     hops: u32,
     reads: u32,
+    /// Frames handed to the sink so far.
+    pub(super) frames: u32,
     /// Not 0 if the current frame's `pc` and `iseq` could not be read.
     lost: u32,
     /// [`sample_flags`] that describe the stack so far.
     pub flags: u32,
     /// Not 0 once the walk has ended by itself.
     done: u32,
+    reserved: u32,
 }
 
 impl RubyWalk {
@@ -198,6 +201,7 @@ impl RubyWalk {
             self.flags |= sample_flags::TRUNCATED;
             return Step::Done;
         }
+        self.frames += 1;
         if self.tag & frame_attr::FINISH != 0 {
             Step::ActivationEnd
         } else {

@@ -12,6 +12,7 @@ use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::bpf_get_current_comm;
 use aya_ebpf::helpers::bpf_get_smp_processor_id;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
+use aya_ebpf::helpers::generated::bpf_get_stack;
 use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
@@ -20,9 +21,7 @@ use rbprof_common::roots;
 use rbprof_common::roots::NoContext;
 use rbprof_common::walk::FrameSink;
 use rbprof_common::walk::Scratch;
-use rbprof_common::walk::ruby::MAX_STEPS;
-use rbprof_common::walk::ruby::RubyWalk;
-use rbprof_common::walk::ruby::Step;
+use rbprof_common::walk::merged::MAX_STEPS;
 use rbprof_common::wire::CHUNK_FRAMES;
 use rbprof_common::wire::Counter;
 use rbprof_common::wire::Frame;
@@ -31,9 +30,14 @@ use rbprof_common::wire::MAX_FRAMES;
 use rbprof_common::wire::RecordKind;
 use rbprof_common::wire::Sample;
 use rbprof_common::wire::StackChunk;
+use rbprof_common::wire::frame_kind;
 use rbprof_common::wire::hash_seed;
 use rbprof_common::wire::sample_flags;
 
+use crate::maps::KERNEL_FRAMES;
+use crate::maps::KERNEL_STACK;
+use crate::maps::KernelStack;
+use crate::maps::MAX_KERNEL_FRAMES;
 use crate::maps::NEXT;
 use crate::maps::PROCESSES;
 use crate::maps::RECORDS;
@@ -45,13 +49,15 @@ use crate::maps::StackBuffer;
 use crate::maps::State;
 use crate::maps::count;
 use crate::memory::UserMemory;
+use crate::registers;
+use crate::tables::UnwindTables;
 use crate::task::Task;
 use crate::task::current_ids;
 
 /// Steps of one link in the chain of tail calls. A chain has at most 33 links
-/// (32 on some kernels), so that 2,048 frames and the searches for the method
-/// entries of nested blocks fit.
-const CHAIN_STEPS: u32 = 192;
+/// (32 on some kernels): 32,768 steps, of which a frame takes one or, in a
+/// block, one more for each environment around it.
+const CHAIN_STEPS: u32 = 1024;
 
 /// The tick on kernels with `bpf_loop`.
 #[perf_event]
@@ -116,14 +122,10 @@ fn sample_chained(ctx: PerfEventContext) -> u32 {
 /// A link of the chain: some steps, then the next link.
 #[perf_event]
 fn sample_chain_link(ctx: PerfEventContext) -> u32 {
-    let Some((state, scratch, stack)) = buffers() else {
-        return 0;
-    };
-    // SAFETY: all three are this CPU's own.
-    let (state, scratch, stack) = unsafe { (&mut *state, &mut *scratch, &mut *stack) };
     let mut done = false;
     for _ in 0..CHAIN_STEPS {
-        if step(state, scratch, stack) {
+        // SAFETY: the function has no preconditions.
+        if unsafe { chain_step(0) } == 0 {
             done = true;
             break;
         }
@@ -133,8 +135,24 @@ fn sample_chain_link(ctx: PerfEventContext) -> u32 {
         unsafe { NEXT.tail_call(&ctx, 0) };
         // The chain is at its longest.
     }
-    finish(state, stack);
+    if let Some((state, _, stack)) = buffers() {
+        finish(state, stack);
+    }
     0
+}
+
+/// One step, as a function that the verifier goes through once and not for
+/// every step anew. `0` when the walk is over.
+#[inline(never)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn chain_step(more: u32) -> u32 {
+    let Some((state, scratch, stack)) = buffers() else {
+        return 0;
+    };
+    // SAFETY: all three are this CPU's own.
+    let (state, scratch, stack) = unsafe { (&mut *state, &mut *scratch, &mut *stack) };
+    // The verifier wants every argument of such a function to be used.
+    u32::from(!step(state, scratch, stack)) | more
 }
 
 /// This CPU's buffers.
@@ -197,6 +215,9 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
         }
         return false;
     }
+    // First, and put away: what LLVM keeps in registers across it, the verifier
+    // may take for uninitialized.
+    state.registers = registers::of_user(ctx, in_kernel(ctx));
     let context = match Task::current().thread_pointer() {
         Some(thread_pointer) => roots::context_of(entry, thread_pointer, &UserMemory),
         None => Err(NoContext::Fault),
@@ -204,17 +225,16 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
     match context {
         Ok(context) => {
             state.sample.epoch = entry.collector.epoch(&UserMemory);
-            state.walk = RubyWalk::start(&context, &entry.layout);
-            true
+            state.walk.start(&state.registers, Some(&context), entry);
+        }
+        Err(NoContext::None) => {
+            state.sample.flags |= sample_flags::NO_CONTEXT;
+            count(Counter::NoContext);
+            state.walk.start(&state.registers, None, entry);
         }
         Err(reason) => {
-            if reason == NoContext::None {
-                state.sample.flags |= sample_flags::NO_CONTEXT;
-                count(Counter::NoContext);
-            } else {
-                state.sample.flags |= sample_flags::BAD_CONTEXT;
-                count(Counter::BadContext);
-            }
+            state.sample.flags |= sample_flags::BAD_CONTEXT;
+            count(Counter::BadContext);
             aya_log_ebpf::debug!(
                 ctx,
                 "no execution context in thread {}: {}",
@@ -222,8 +242,35 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
                 reason as u32
             );
             send_sample(&state.sample, BPF_RB_NO_WAKEUP);
-            false
+            return false;
         }
+    }
+    take_kernel_stack(ctx, state);
+    true
+}
+
+/// Takes the kernel's own frames, which come first.
+#[inline(always)]
+fn take_kernel_stack(ctx: &PerfEventContext, state: &mut State) {
+    state.kernel_frames = 0;
+    state.kernel_next = 0;
+    if KERNEL_FRAMES.load() == 0 || state.sample.flags & sample_flags::KERNEL == 0 {
+        return;
+    }
+    let Some(stack) = KERNEL_STACK.get_ptr_mut(0) else {
+        return;
+    };
+    // SAFETY: the buffer is this CPU's own and has that size.
+    let bytes = unsafe {
+        bpf_get_stack(
+            ctx.as_ptr(),
+            stack.cast(),
+            size_of::<KernelStack>() as u32,
+            0,
+        )
+    };
+    if bytes > 0 {
+        state.kernel_frames = (bytes / 8) as u32;
     }
 }
 
@@ -246,10 +293,26 @@ fn in_kernel(ctx: &PerfEventContext) -> bool {
 #[inline(always)]
 fn step(state: &mut State, scratch: &mut Scratch, stack: &mut StackBuffer) -> bool {
     let State {
-        walk, hash, count, ..
+        walk,
+        hash,
+        count,
+        kernel_next,
+        kernel_frames,
+        ..
     } = state;
     let mut sink = Sink { hash, count, stack };
-    walk.step(&UserMemory, scratch, &mut sink) == Step::Done
+    if *kernel_next < *kernel_frames {
+        let at = *kernel_next as usize & (MAX_KERNEL_FRAMES - 1);
+        *kernel_next += 1;
+        let Some(stack) = KERNEL_STACK.get_ptr(0) else {
+            return true;
+        };
+        // SAFETY: the index is masked to the array's length, a power of two.
+        let address = unsafe { *(*stack).get_unchecked(at) };
+        sink.push(Frame::new(frame_kind::KERNEL, 0, address, 0));
+        return false;
+    }
+    !walk.step(&UserMemory, &UnwindTables, scratch, &mut sink)
 }
 
 /// Puts frames into the buffer and into the hash.
@@ -287,15 +350,15 @@ impl FrameSink for Sink<'_> {
 fn finish(state: *mut State, stack: *mut StackBuffer) {
     // SAFETY: both are this CPU's own.
     let (state, stack) = unsafe { (&mut *state, &mut *stack) };
-    if !state.walk.is_done() {
-        state.walk.give_up();
-    }
-    let flags = state.walk.flags;
+    let flags = state.walk.finish();
+    state.stack_flags = flags;
     for (flag, counter) in [
         (sample_flags::TRUNCATED, Counter::Truncated),
         (sample_flags::FAULT, Counter::Fault),
         (sample_flags::UNKNOWN_FRAME, Counter::UnknownFrame),
         (sample_flags::SEARCH_CUT, Counter::SearchCut),
+        (sample_flags::NATIVE_CUT, Counter::NativeCut),
+        (sample_flags::UNMATCHED, Counter::Unmatched),
     ] {
         if flags & flag != 0 {
             count(counter);
@@ -315,6 +378,7 @@ fn finish(state: *mut State, stack: *mut StackBuffer) {
     // SAFETY: only whether there is an entry is asked.
     let known = unsafe { SENT_STACKS.get(id) }.is_some();
     if known {
+        // The agent has been asked for what is missing; it may have been busy.
         send_sample(&state.sample, BPF_RB_NO_WAKEUP);
         return;
     }
@@ -351,7 +415,7 @@ fn send_stack(state: &State, stack: &mut StackBuffer, id: u64) -> bool {
             first,
             count,
             total,
-            flags: state.walk.flags,
+            flags: state.stack_flags,
         };
         let len = size_of::<StackChunk>() + count as usize * size_of::<Frame>();
         // SAFETY: head and frames are contiguous, and `len` covers the head and

@@ -78,6 +78,9 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
     if let (Some(layout), Some(path)) = (layout, &plan.layout) {
         session.use_layout(layout, &path.display().to_string());
     }
+    if std::env::var_os("RBPROF_NATIVE").is_some() {
+        session.walk_native(false)?;
+    }
     let mut running = begin(&plan, &mut session)?;
     let watched = watch(&plan, &mut session, &mut running, &mut stop).await;
     Stop::second_ends_at_once();

@@ -5,11 +5,13 @@
 //! |---|---|
 //! | [`btf`] | offsets into the running kernel's structures |
 //! | [`error`] | what can go wrong, with what to do about it |
+//! | `tables` | the maps with unwind tables |
 //! | `ticks` | one timer event per online CPU, through hotplug |
 //! | `threads` | iterators over tasks, and thread pointers of a process |
 
 pub mod btf;
 pub mod error;
+mod tables;
 mod threads;
 mod ticks;
 
@@ -34,7 +36,9 @@ use rbprof_common::wire::ThreadPointer;
 
 use self::btf::KernelOffsets;
 pub use self::error::KernelError;
+use self::tables::UnwindMaps;
 use self::ticks::Ticks;
+use crate::unwind::store::Maps;
 
 /// The compiled kernel half.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/rbprof-ebpf"));
@@ -53,6 +57,8 @@ pub struct Options {
     /// Deal in the process ids of this process's own PID namespace. Must be set
     /// where that is not the initial one; elsewhere it costs time for nothing.
     pub translate_ids: bool,
+    /// Take the kernel's frames of samples that hit the kernel.
+    pub kernel_frames: bool,
 }
 
 /// How the walk loops in the kernel.
@@ -72,6 +78,7 @@ impl Default for Options {
             log: false,
             looping: Looping::Probe,
             translate_ids: false,
+            kernel_frames: true,
         }
     }
 }
@@ -117,6 +124,7 @@ pub struct Kernel {
     processes: HashMap<MapData, u32, Entry>,
     sent_stacks: HashMap<MapData, u64, u8>,
     counters: PerCpuArray<MapData, u64>,
+    tables: UnwindMaps,
     records: RingBuf<MapData>,
     iterated: Array<MapData, u32>,
     sampler: &'static str,
@@ -150,6 +158,7 @@ impl Kernel {
         let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
         let log_level: u8 = if options.log { 5 } else { 0 };
         let translate_ids = u32::from(options.translate_ids);
+        let has_task_registers = u32::from(error::kernel_release() >= Some((5, 15)));
         let ids = match offsets.ids {
             None if options.translate_ids => return Err(error::unknown_ids()),
             ids => ids.unwrap_or_default(),
@@ -167,9 +176,14 @@ impl Kernel {
             .override_global("TASK_SIGNAL", &offsets.task_signal, true)
             .override_global("SIGNAL_LIVE", &offsets.signal_live, true)
             .override_global("TASK_THREAD_POINTER", &offsets.task_thread_pointer, true)
+            .override_global("KERNEL_FRAMES", &u32::from(options.kernel_frames), true)
+            .override_global("HAS_TASK_REGISTERS", &has_task_registers, true)
             .override_global(aya_log::LEVEL, &log_level, true)
             .map_max_entries("RECORDS", options.ring_bytes)
             .map_max_entries("STACKS", cpus)
+            .map_max_entries("MAPPINGS", tables::LIMITS.mappings)
+            .map_max_entries("PAGES", tables::LIMITS.pages)
+            .map_max_entries("RULES", tables::LIMITS.rules)
             .load(OBJECT)
             .map_err(|error| KernelError::load("the maps", error))?;
 
@@ -208,6 +222,7 @@ impl Kernel {
                 .map_err(KernelError::map)?,
             sent_stacks: HashMap::try_from(take(&mut ebpf, "SENT_STACKS")?)
                 .map_err(KernelError::map)?,
+            tables: UnwindMaps::take(&mut ebpf)?,
             counters: PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)
                 .map_err(KernelError::map)?,
             records: RingBuf::try_from(take(&mut ebpf, "RECORDS")?).map_err(KernelError::map)?,
@@ -261,6 +276,11 @@ impl Kernel {
     pub fn remove_process(&mut self, tgid: u32) {
         // It may be gone already: the kernel half removes what has ended.
         drop(self.processes.remove(&tgid));
+    }
+
+    /// The maps with unwind tables.
+    pub const fn tables(&mut self) -> &mut impl Maps<Error = KernelError> {
+        &mut self.tables
     }
 
     /// Lets the kernel half forget that it has sent a stack, so that the next

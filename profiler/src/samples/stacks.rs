@@ -6,16 +6,33 @@ use std::sync::Arc;
 use rbprof_common::wire::Frame;
 use rbprof_common::wire::MAX_FRAMES;
 use rbprof_common::wire::StackChunk;
+use rbprof_common::wire::sample_flags;
+
+use super::activations;
 
 /// A stack as the kernel half sent it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stack {
     /// The process it was in.
     pub tgid: u32,
-    /// [`rbprof_common::wire::sample_flags`] of the stack.
+    /// [`sample_flags`] of the stack; without [`sample_flags::UNMATCHED`] if the
+    /// frames could be put in order.
     pub flags: u32,
     /// Leaf first.
     pub frames: Arc<[Frame]>,
+}
+
+/// The frames of a stack in which native and Ruby frames have come apart, put
+/// together again; `None` where there is nothing to do, or nothing can be done.
+fn unite(flags: u32, frames: &[Frame]) -> Option<Vec<Frame>> {
+    let cut = sample_flags::NATIVE_CUT
+        | sample_flags::TRUNCATED
+        | sample_flags::FAULT
+        | sample_flags::UNKNOWN_FRAME;
+    if flags & sample_flags::UNMATCHED == 0 || flags & cut != 0 {
+        return None;
+    }
+    activations::reunite(frames)
 }
 
 /// Stacks by id, within a budget of frames. What is forgotten here must be
@@ -72,9 +89,14 @@ impl StackTable {
         }
         self.clock += 1;
         self.frames += so_far.len();
+        let mut flags = chunk.flags;
+        if let Some(united) = unite(flags, &so_far) {
+            so_far = united;
+            flags &= !sample_flags::UNMATCHED;
+        }
         let stack = Stack {
             tgid: chunk.tgid,
-            flags: chunk.flags,
+            flags,
             frames: so_far.into(),
         };
         if let Some(old) = self.stacks.insert(

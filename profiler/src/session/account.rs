@@ -30,6 +30,9 @@ pub struct Account {
     pub disbelieved: u64,
     /// Samples with a method that was replaced around the time of the sample.
     pub replaced: u64,
+    /// Samples whose native and Ruby frames had come apart and were put together
+    /// again.
+    pub united: u64,
     /// Children that targets forked.
     pub forks: u64,
 }
@@ -74,6 +77,16 @@ impl Account {
             "stacks with a method not found",
             Loss,
             of(Counter::SearchCut),
+        );
+        metadata.count(
+            "stacks with native frames missing",
+            Loss,
+            of(Counter::NativeCut),
+        );
+        metadata.count(
+            "stacks with native frames in doubt",
+            Loss,
+            of(Counter::Unmatched).saturating_sub(self.united),
         );
         metadata.count("unreadable Ruby stacks", Loss, of(Counter::BadContext));
         metadata.count("samples without Ruby code", Fact, of(Counter::NoContext));

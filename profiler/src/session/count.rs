@@ -9,6 +9,7 @@ use rbprof_common::wire::sample_flags;
 
 use super::Observed;
 use super::Session;
+use super::machine;
 use super::markers;
 use super::process::Known;
 use super::process::Look;
@@ -18,7 +19,6 @@ use crate::profile::Labels;
 use crate::profile::LabelsId;
 use crate::profile::LocationId;
 use crate::profile::StackId;
-use crate::symbolize::Executed;
 use crate::symbolize::Moment;
 use crate::symbolize::Resolved;
 
@@ -61,6 +61,11 @@ impl Session {
 
     fn count(&mut self, sample: &Sample) {
         self.account.received += 1;
+        if sample.flags & (sample_flags::UNMAPPED | sample_flags::NO_TABLE) != 0
+            && let Some(spaces) = &mut self.spaces
+        {
+            spaces.look_again(sample.tgid);
+        }
         let labels = self.labels_of(sample);
         if sample.stack == 0 {
             let look = self
@@ -86,6 +91,8 @@ impl Session {
             return;
         };
         self.account.with_frames += 1;
+        self.account.united +=
+            u64::from(sample.flags & !stack.flags & sample_flags::UNMATCHED != 0);
         let taken = Moment {
             time: sample.time,
             epoch: sample.epoch,
@@ -108,15 +115,12 @@ impl Session {
                         {
                             location
                         }
-                        _ => {
-                            let function = self.profile.intern_function(&resolved.function);
-                            match resolved.code {
-                                Executed::Compiled => self
-                                    .profile
-                                    .intern_compiled_location(function, resolved.line),
-                                _ => self.profile.intern_location(function, resolved.line),
-                            }
-                        }
+                        _ => machine::locate(
+                            resolved,
+                            &mut self.profile,
+                            &mut self.objects,
+                            self.spaces.as_ref().map(|spaces| &spaces.objects),
+                        ),
                     };
                     self.locations.push(location);
                     before = Some((resolved, location));

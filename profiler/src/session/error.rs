@@ -18,6 +18,8 @@ pub enum SessionError {
     },
     /// The kernel half cannot be used.
     Kernel(KernelError),
+    /// The system has no room for another thread of rbprof's own.
+    Thread(std::io::Error),
     /// The process ids in `/proc` are not those that system calls take.
     Proc,
 }
@@ -28,6 +30,7 @@ impl std::fmt::Display for SessionError {
             Self::Attach(error) => error.fmt(f),
             Self::Memory { pid, error } => write!(f, "process {pid}: {error}"),
             Self::Kernel(error) => error.fmt(f),
+            Self::Thread(error) => write!(f, "starting a thread: {error}"),
             Self::Proc => f.write_str(
                 "/proc is not that of rbprof's own PID namespace, or not mounted: the process ids \
                  there would mean other processes. Mount it anew (unshare --mount-proc, or mount \

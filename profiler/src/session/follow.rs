@@ -42,13 +42,22 @@ impl Session {
         for warning in &target.warnings {
             self.warn(warning);
         }
-        let entry = ProcessEntry {
+        let mut entry = ProcessEntry {
             state: state::READY,
             ..target.entry
         };
+        // It may not have called it yet. Should it be another function, no stack
+        // will have it where its Ruby frames need it, and all will say so.
+        if let (0, Some(candidate)) = (entry.vm_exec[0].end, &target.vm_exec_candidate) {
+            entry.vm_exec = candidate.ranges;
+        }
+        let extent = target.ruby.extent;
         let process =
-            Process::ready(target).map_err(|error| SessionError::Memory { pid, error })?;
+            Process::ready(target, entry).map_err(|error| SessionError::Memory { pid, error })?;
         self.kernel.set_process(pid, &entry)?;
+        if let (Some(spaces), Some(memory)) = (&mut self.spaces, process.memory()) {
+            spaces.attach(pid, memory, extent, Instant::now());
+        }
         self.processes.insert(pid, process);
         Ok(())
     }
@@ -71,6 +80,7 @@ impl Session {
                 Err(
                     error @ (SessionError::Kernel(_)
                     | SessionError::Memory { .. }
+                    | SessionError::Thread(_)
                     | SessionError::Proc),
                 ) => {
                     return Err(error);
@@ -136,6 +146,9 @@ impl Session {
         match forked {
             Some(process) => {
                 self.processes.insert(child, process);
+                if let Some(spaces) = &mut self.spaces {
+                    spaces.fork(parent, child, Instant::now());
+                }
                 Ok(())
             }
             // The kernel half may have taken it for a copy of a known Ruby.
@@ -154,6 +167,9 @@ impl Session {
             .and_then(|process| process.warning())
         {
             self.warn(warning);
+        }
+        if let Some(spaces) = &mut self.spaces {
+            spaces.leave(pid);
         }
         self.labels.retain(|&(tgid, _, _), _| tgid != pid);
     }

@@ -8,6 +8,7 @@
 //! | [`mod@process`] | one target process: its memory, its names, its stacks in the profile |
 //! | [`markers`] | frames that say what could not be known |
 //! | `follow` | finding the Ruby in a process, and what becomes of processes |
+//! | `machine` | native and kernel frames |
 //! | `count` | naming samples and counting them |
 //! | [`account`] | how complete the recording is |
 
@@ -15,6 +16,7 @@ pub mod account;
 mod count;
 mod error;
 mod follow;
+mod machine;
 pub mod markers;
 pub mod process;
 
@@ -37,8 +39,12 @@ use crate::kernel;
 use crate::kernel::Counters;
 use crate::kernel::Kernel;
 use crate::kernel::KernelError;
+use crate::native::objects::Objects;
+use crate::native::spaces::Spaces;
+use crate::profile::FunctionId;
 use crate::profile::LabelsId;
 use crate::profile::LocationId;
+use crate::profile::MappingId;
 use crate::profile::Metadata;
 use crate::profile::Profile;
 use crate::profile::StackId;
@@ -57,6 +63,9 @@ const ATTEMPTS: u32 = 5;
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(60);
 
+/// How long the start of a recording waits for unwind tables.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// One sample, as an observer sees it.
 #[derive(Debug)]
 pub struct Observed<'a> {
@@ -74,6 +83,11 @@ pub struct Session {
     kernel: Kernel,
     attacher: Attacher,
     processes: HashMap<u32, Process>,
+    /// Where native frames are walked: what code the processes have.
+    spaces: Option<Spaces>,
+    /// Of the objects in the profile: the mapping, and the function that stands
+    /// for what has no name.
+    objects: HashMap<u32, (MappingId, FunctionId)>,
     stacks: StackTable,
     profile: Profile,
     account: Account,
@@ -127,6 +141,8 @@ impl Session {
             kernel,
             attacher: Attacher::default(),
             processes: HashMap::new(),
+            spaces: None,
+            objects: HashMap::new(),
             stacks: StackTable::new(STACK_BUDGET),
             profile: Profile::new(metadata),
             account: Account::default(),
@@ -159,6 +175,24 @@ impl Session {
                 format!(" to {}", layout.to)
             }
         ));
+    }
+
+    /// Has native frames walked as well, of every process that is attached to
+    /// from now on. Frames of the interpreter's own functions are left out if
+    /// `hide_interpreter`; those that run Ruby code are there in any case.
+    ///
+    /// # Errors
+    /// [`SessionError::Thread`].
+    pub fn walk_native(&mut self, hide_interpreter: bool) -> Result<(), SessionError> {
+        let spaces = Spaces::new(self.kernel.tables(), hide_interpreter);
+        self.spaces = Some(spaces.map_err(SessionError::Thread)?);
+        Ok(())
+    }
+
+    /// What code the targets have mapped.
+    #[must_use]
+    pub fn objects(&self) -> Option<&Objects> {
+        self.spaces.as_ref().map(|spaces| &spaces.objects)
     }
 
     /// Has every sample with Ruby frames shown to `observer`.
@@ -252,6 +286,8 @@ impl Session {
     /// # Errors
     /// [`KernelError`] when the events cannot be opened.
     pub fn start(&mut self) -> Result<(), KernelError> {
+        // The first samples had better find their tables.
+        self.publish_mappings(PATIENCE)?;
         self.profile.metadata.start_unix_ns = unix_ns();
         self.started = Instant::now();
         self.kernel.start()
@@ -359,6 +395,9 @@ impl Session {
                 Record::Exec(event) => {
                     self.flush();
                     self.forget_stacks(event.tgid);
+                    if let Some(spaces) = &mut self.spaces {
+                        spaces.leave(event.tgid);
+                    }
                     // As the kernel half has done; but see `end_process`.
                     self.kernel
                         .set_process(event.tgid, &ProcessEntry::PENDING)?;
@@ -377,6 +416,7 @@ impl Session {
             process.look_for_symbols();
         }
         self.look_again()?;
+        self.publish_mappings(Duration::ZERO)?;
         for id in self.stacks.shrink() {
             self.kernel.forget_stack(id);
         }

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use rbprof_common::layout::Layout;
 use rbprof_common::process::Collector;
+use rbprof_common::process::ProcessEntry;
 use rbprof_common::wire::Frame;
 
 use crate::memory::OpenError;
@@ -104,6 +105,8 @@ pub struct Ruby {
     memory: ProcessMemory,
     names: RubyNames,
     facts: Facts,
+    /// What the kernel half knows of it.
+    entry: ProcessEntry,
     /// What it was attached to as; a forked child's parent's.
     target: Arc<Target>,
     /// How often the symbol table was looked for since.
@@ -162,7 +165,7 @@ impl Process {
     ///
     /// # Errors
     /// [`OpenError`] when its memory cannot be read.
-    pub fn ready(target: Target) -> Result<Self, OpenError> {
+    pub fn ready(target: Target, entry: ProcessEntry) -> Result<Self, OpenError> {
         let facts = Facts {
             layout: target.ruby.layout,
             global_symbols: target.global_symbols,
@@ -170,14 +173,20 @@ impl Process {
             collector: target.entry.collector,
         };
         let memory = ProcessMemory::open(Arc::clone(&target.process))?;
-        Ok(Self::with_ruby(memory, Arc::new(target), facts))
+        Ok(Self::with_ruby(memory, Arc::new(target), facts, entry))
     }
 
-    fn with_ruby(memory: ProcessMemory, target: Arc<Target>, facts: Facts) -> Self {
+    fn with_ruby(
+        memory: ProcessMemory,
+        target: Arc<Target>,
+        facts: Facts,
+        entry: ProcessEntry,
+    ) -> Self {
         Self {
             readiness: Readiness::Ready(Box::new(Ruby {
                 memory,
                 names: facts.names(),
+                entry,
                 target,
                 looked_for_symbols: 0,
                 facts,
@@ -200,7 +209,25 @@ impl Process {
             memory,
             Arc::clone(&ruby.target),
             ruby.facts,
+            ruby.entry,
         ))
+    }
+
+    /// What the kernel half knows of it, once its Ruby is known.
+    pub const fn entry(&mut self) -> Option<&mut ProcessEntry> {
+        match &mut self.readiness {
+            Readiness::Ready(ruby) => Some(&mut ruby.entry),
+            Readiness::Pending { .. } | Readiness::NotRuby => None,
+        }
+    }
+
+    /// Its memory, once its Ruby is known.
+    #[must_use]
+    pub const fn memory(&self) -> Option<&ProcessMemory> {
+        match &self.readiness {
+            Readiness::Ready(ruby) => Some(&ruby.memory),
+            Readiness::Pending { .. } | Readiness::NotRuby => None,
+        }
     }
 
     /// Looks for the symbol table again if there was none: a Ruby that was

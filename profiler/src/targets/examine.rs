@@ -358,6 +358,7 @@ impl Examination<'_> {
             path: image.path.clone(),
             build_id: elf.build_id().map(<[u8]>::to_vec),
             bias: image.bias,
+            extent: image.extent,
             data: elf
                 .loads()
                 .iter()

@@ -65,7 +65,7 @@ pub struct FileVersion {
 }
 
 impl FileVersion {
-    fn of(file: &File) -> Option<Self> {
+    pub(crate) fn of(file: &File) -> Option<Self> {
         let metadata = file.metadata().ok()?;
         Some(Self {
             device: metadata.dev(),
@@ -131,7 +131,7 @@ pub enum ImageError {
 }
 
 /// What is added to an address in the file to get one in the process.
-fn bias(loads: &[Load], mappings: &[&Mapping]) -> Option<u64> {
+pub(crate) fn bias(loads: &[Load], mappings: &[&Mapping]) -> Option<u64> {
     let of = |mapping: &Mapping| {
         loads
             .iter()
@@ -175,7 +175,7 @@ fn extent(loads: &[Load], bias: u64) -> Range {
 }
 
 /// Opens a mapped file for reading.
-fn open_mapped<M: TargetMemory>(
+pub(crate) fn open_mapped<M: TargetMemory>(
     process: &PinnedProcess,
     memory: &M,
     mapped: &MappedFile<'_>,

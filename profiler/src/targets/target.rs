@@ -104,6 +104,8 @@ pub struct RubyFacts {
     pub build_id: Option<Vec<u8>>,
     /// What is added to an address in the file to get one in the process.
     pub bias: u64,
+    /// What it occupies in the process, from the first mapping to the last.
+    pub extent: Range,
     /// Its writable data in the process.
     pub data: Vec<Range>,
     /// The file has no full symbol table.

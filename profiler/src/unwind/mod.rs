@@ -11,12 +11,14 @@
 //! | `frames` | the functions of a section, and what their instructions say |
 //! | `rules` | one row of DWARF to one [`Rule`] |
 //! | `builder` | rules by address, to rows by page |
+//! | [`store`] | tables in place, for the walk |
 //! | `recognized` | code that nothing describes and that is known all the same |
 
 mod builder;
 mod frames;
 mod recognized;
 mod rules;
+pub mod store;
 
 use std::fmt;
 
