@@ -186,6 +186,24 @@ impl Registers {
         }
     }
 
+    /// Whether the eight bytes of code before a return address can be those of a
+    /// call through a register or memory.
+    #[inline(always)]
+    #[must_use]
+    pub const fn follows_indirect_call(&self, code: u64) -> bool {
+        if self.code_mask != u64::MAX {
+            // arm64: BLR.
+            return (code >> 32) & 0xffff_fc1f == 0xd63f_0000;
+        }
+        // x86-64: opcode FF with 2 in the middle bits of the next byte, which
+        // says as well how many bytes follow: 0, 1, 2, 4 or 5.
+        is_call_opcode(code >> 48)
+            || is_call_opcode(code >> 40)
+            || is_call_opcode(code >> 32)
+            || is_call_opcode(code >> 16)
+            || is_call_opcode(code >> 8)
+    }
+
     /// The address to look up: that of the next instruction, or a byte of the
     /// call that has not returned.
     #[inline(always)]
@@ -193,6 +211,12 @@ impl Registers {
     pub const fn lookup(&self) -> u64 {
         self.pc.wrapping_sub((self.exact == 0) as u64)
     }
+}
+
+/// Whether the first two bytes are those of a near indirect call on x86-64.
+#[inline(always)]
+const fn is_call_opcode(code: u64) -> bool {
+    code & 0x38ff == 0x10ff
 }
 
 /// What became of a step.

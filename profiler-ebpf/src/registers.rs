@@ -6,11 +6,12 @@
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::bpf_perf_event_data;
-use aya_ebpf::bindings::pt_regs;
+use aya_ebpf::bindings::bpf_user_pt_regs_t;
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
 use aya_ebpf::helpers::generated::bpf_task_pt_regs;
 use aya_ebpf::programs::PerfEventContext;
+use aya_ebpf::programs::ProbeContext;
 use rbprof_common::unwind::Registers;
 
 use crate::maps::HAS_TASK_REGISTERS;
@@ -22,55 +23,55 @@ const CODE_MASK: u64 = u64::MAX;
 #[cfg(bpf_target_arch = "aarch64")]
 const CODE_MASK: u64 = (1 << 48) - 1;
 
+/// The registers at a probe in user mode.
+#[inline(always)]
+pub(crate) fn of_probe(ctx: &ProbeContext) -> Registers {
+    // SAFETY: the context of a probe is the registers.
+    unsafe { from_context(ctx.regs.cast_const().cast()) }
+}
+
 /// The registers that the current thread has in user mode; all 0 if they cannot
 /// be had.
 #[inline(always)]
-pub(crate) fn of_user(ctx: &PerfEventContext, in_kernel: bool) -> Registers {
+pub(crate) fn of_tick(ctx: &PerfEventContext, in_kernel: bool) -> Registers {
     if !in_kernel {
         let data = ctx.as_ptr().cast::<bpf_perf_event_data>();
         // SAFETY: the context of a perf event program begins with the registers.
-        return unsafe { from_context(data) };
+        return unsafe { from_context((&raw const (*data).regs).cast()) };
     }
     if HAS_TASK_REGISTERS.load() == 0 {
         return Registers::default();
     }
     // SAFETY: the helpers have no preconditions.
-    let saved = unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) } as *const pt_regs;
+    let saved =
+        unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) } as *const bpf_user_pt_regs_t;
     from_saved(saved)
 }
 
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn from_context(data: *const bpf_perf_event_data) -> Registers {
+unsafe fn from_context(regs: *const bpf_user_pt_regs_t) -> Registers {
     // SAFETY: as the caller says.
-    unsafe {
-        Registers::newest(
-            (*data).regs.rip,
-            (*data).regs.rsp,
-            (*data).regs.rbp,
-            0,
-            CODE_MASK,
-        )
-    }
+    unsafe { Registers::newest((*regs).rip, (*regs).rsp, (*regs).rbp, 0, CODE_MASK) }
 }
 
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]
-unsafe fn from_context(data: *const bpf_perf_event_data) -> Registers {
+unsafe fn from_context(regs: *const bpf_user_pt_regs_t) -> Registers {
     // SAFETY: as the caller says.
     unsafe {
         Registers::newest(
-            (*data).regs.pc,
-            (*data).regs.sp,
-            (*data).regs.regs[29],
-            (*data).regs.regs[30],
+            (*regs).pc,
+            (*regs).sp,
+            (*regs).regs[29],
+            (*regs).regs[30],
             CODE_MASK,
         )
     }
 }
 
 #[inline(always)]
-fn from_saved(saved: *const pt_regs) -> Registers {
+fn from_saved(saved: *const bpf_user_pt_regs_t) -> Registers {
     let read = |place: *const u64| {
         // SAFETY: the helper checks the address itself.
         unsafe { bpf_probe_read_kernel(place) }.unwrap_or(0)

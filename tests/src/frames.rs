@@ -46,7 +46,8 @@ pub enum Jit {
 
 impl Jit {
     /// What goes into `RUBYOPT`. Without RubyGems, `require` is Ruby's own.
-    const fn rubyopt(self) -> &'static str {
+    #[must_use]
+    pub const fn rubyopt(self) -> &'static str {
         match self {
             Self::Off => "--disable-gems",
             Self::Yjit => "--disable-gems --yjit --yjit-call-threshold=1",

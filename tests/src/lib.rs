@@ -12,6 +12,7 @@
 //! | [`coredump`] | memory of a Ruby process, from a core dump |
 //! | [`live`] | memory of a running Ruby program |
 //! | [`roots`] | where Ruby's roots are in such memory |
+//! | `stopped` | processes that a test has stopped, and their native stacks |
 //! | [`cfi`] | what a file's call frame information says, the long way |
 //! | [`truth`] | what a stack has to look like |
 
@@ -25,5 +26,7 @@ pub mod pprof;
 pub mod recording;
 pub mod rig;
 pub mod roots;
+#[cfg(target_arch = "x86_64")]
+pub mod stopped;
 pub mod target;
 pub mod truth;

@@ -16,7 +16,9 @@ use rbprof::profile::Profile;
 use rbprof::session::Session;
 use rbprof::session::SessionError;
 use rbprof::session::account::Account;
+use rbprof::symbolize::Executed;
 use rbprof::symbolize::Resolved;
+use rbprof_common::wire::Frame;
 use rustix::event::PollFd;
 use rustix::event::PollFlags;
 use rustix::event::Timespec;
@@ -40,8 +42,10 @@ pub struct Seen {
     pub flags: u32,
     /// The thread's name.
     pub comm: String,
-    /// Leaf first.
+    /// Those of Ruby, leaf first.
     pub frames: Vec<Resolved>,
+    /// Leaf first, as they came from the kernel half.
+    pub stack: Arc<[Frame]>,
 }
 
 /// The samples that came so far.
@@ -105,7 +109,13 @@ impl Recorder {
                 tid: sample.tid,
                 flags: sample.flags,
                 comm: String::from_utf8_lossy(&comm).into_owned(),
-                frames: observed.frames.to_vec(),
+                frames: observed
+                    .frames
+                    .iter()
+                    .filter(|frame| matches!(frame.code, Executed::Ruby | Executed::Compiled))
+                    .cloned()
+                    .collect(),
+                stack: Arc::clone(&observed.stack.frames),
             });
         }));
         Ok(Some(recorder))

@@ -111,4 +111,6 @@ module Points
   end
 end
 
-$spin = Points.calibrate
+# A Float instead, so that each round calls `Integer#<`, and that a function of
+# the C library: a place to stop the program at.
+$spin = ENV["SPIN_ROUNDS"] ? Float(ENV["SPIN_ROUNDS"]) : Points.calibrate

@@ -322,6 +322,12 @@ impl Walk {
         if mapping.flags & mapping_flags::INTERPRETER == 0 {
             return;
         }
+        // What the caller's registers held is there too, and the interpreter's
+        // hold addresses of its own instructions.
+        let before = memory.word(address.wrapping_sub(8)).unwrap_or(0);
+        if !self.registers.follows_indirect_call(before) {
+            return;
+        }
         self.mapping = *mapping;
         // With frame pointers, the caller's is the word below.
         if self.registers.fp == place.wrapping_sub(8) {

@@ -14,8 +14,11 @@ use aya_ebpf::helpers::bpf_get_smp_processor_id;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::bpf_get_stack;
 use aya_ebpf::helpers::generated::bpf_loop;
+use aya_ebpf::helpers::generated::bpf_send_signal_thread;
 use aya_ebpf::macros::perf_event;
+use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::PerfEventContext;
+use aya_ebpf::programs::ProbeContext;
 use rbprof_common::process::state;
 use rbprof_common::roots;
 use rbprof_common::roots::NoContext;
@@ -65,7 +68,7 @@ fn sample(ctx: PerfEventContext) -> u32 {
     let Some((state, scratch, stack)) = buffers() else {
         return 0;
     };
-    if begin(&ctx, state) {
+    if begin_tick(&ctx, state) {
         let mut work = Work {
             state,
             scratch,
@@ -85,6 +88,40 @@ fn sample(ctx: PerfEventContext) -> u32 {
     }
     0
 }
+
+/// The same at a place in the target's code, for tests that want to know the
+/// stack beforehand. A thread that was sampled gets `SIGSTOP` there.
+#[uprobe]
+fn sample_here(ctx: ProbeContext) -> u32 {
+    let Some((state, scratch, stack)) = buffers() else {
+        return 0;
+    };
+    // SAFETY: the element is this CPU's own.
+    unsafe { (*state).registers = registers::of_probe(&ctx) };
+    if begin(&ctx, state, false) {
+        let mut work = Work {
+            state,
+            scratch,
+            stack,
+        };
+        // SAFETY: as in `sample`.
+        unsafe {
+            bpf_loop(
+                MAX_STEPS,
+                walk_step as *mut c_void,
+                (&raw mut work).cast(),
+                0,
+            );
+        }
+        finish(state, stack);
+        // SAFETY: the helper has no preconditions.
+        unsafe { bpf_send_signal_thread(SIGSTOP) };
+    }
+    0
+}
+
+/// As user space has it, on all machines that matter here.
+const SIGSTOP: u32 = 19;
 
 /// What the loop works on.
 struct Work {
@@ -109,7 +146,7 @@ fn sample_chained(ctx: PerfEventContext) -> u32 {
     let Some((state, _, _)) = buffers() else {
         return 0;
     };
-    if begin(&ctx, state) {
+    if begin_tick(&ctx, state) {
         // SAFETY: the program array holds perf event programs only.
         unsafe { NEXT.tail_call(&ctx, 0) };
         if let Some((state, _, stack)) = buffers() {
@@ -167,10 +204,21 @@ fn buffers() -> Option<(*mut State, *mut Scratch, *mut StackBuffer)> {
     ))
 }
 
+/// Begins the sample of a tick, as [`begin`].
+#[inline(always)]
+fn begin_tick(ctx: &PerfEventContext, state: *mut State) -> bool {
+    let in_kernel = in_kernel(ctx);
+    // First, and put away: what LLVM keeps in registers across it, the verifier
+    // may take for uninitialized.
+    // SAFETY: the element is this CPU's own.
+    unsafe { (*state).registers = registers::of_tick(ctx, in_kernel) };
+    begin(ctx, state, in_kernel)
+}
+
 /// Fills in the head of the sample. `true` when there is a Ruby stack to walk;
 /// otherwise the sample, if there is one, has been sent.
 #[inline(always)]
-fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
+fn begin<C: EbpfContext>(ctx: &C, state: *mut State, in_kernel: bool) -> bool {
     let Some((tgid, tid)) = current_ids() else {
         return false;
     };
@@ -185,11 +233,7 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
     let (time, cpu) = unsafe { (bpf_ktime_get_ns(), bpf_get_smp_processor_id() as u32) };
     state.sample = Sample {
         kind: RecordKind::Sample as u32,
-        flags: if in_kernel(ctx) {
-            sample_flags::KERNEL
-        } else {
-            0
-        },
+        flags: if in_kernel { sample_flags::KERNEL } else { 0 },
         time,
         tgid,
         tid,
@@ -215,9 +259,6 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
         }
         return false;
     }
-    // First, and put away: what LLVM keeps in registers across it, the verifier
-    // may take for uninitialized.
-    state.registers = registers::of_user(ctx, in_kernel(ctx));
     let context = match Task::current().thread_pointer() {
         Some(thread_pointer) => roots::context_of(entry, thread_pointer, &UserMemory),
         None => Err(NoContext::Fault),
@@ -251,7 +292,7 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
 
 /// Takes the kernel's own frames, which come first.
 #[inline(always)]
-fn take_kernel_stack(ctx: &PerfEventContext, state: &mut State) {
+fn take_kernel_stack<C: EbpfContext>(ctx: &C, state: &mut State) {
     state.kernel_frames = 0;
     state.kernel_next = 0;
     if KERNEL_FRAMES.load() == 0 || state.sample.flags & sample_flags::KERNEL == 0 {

@@ -15,8 +15,10 @@ mod tables;
 mod threads;
 mod ticks;
 
+use std::num::NonZeroU32;
 use std::os::fd::AsFd as _;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use aya::Ebpf;
 use aya::EbpfLoader;
@@ -29,6 +31,9 @@ use aya::maps::RingBuf;
 use aya::programs::Iter;
 use aya::programs::PerfEvent;
 use aya::programs::RawTracePoint;
+use aya::programs::UProbe;
+use aya::programs::uprobe::UProbeAttachLocation;
+use aya::programs::uprobe::UProbeScope;
 use aya_log::EbpfLogger;
 use rbprof_common::process::ProcessEntry;
 use rbprof_common::wire::Counter;
@@ -233,6 +238,35 @@ impl Kernel {
             _next: next,
             ebpf,
         })
+    }
+
+    /// Samples whenever a process comes to a place in its code, given by the
+    /// file and the offset in it, instead of ticking; stops the thread there
+    /// with `SIGSTOP`. For tests that want to know the stack beforehand. Linux
+    /// 5.17.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the kernel refuses.
+    pub fn sample_at(
+        &mut self,
+        pid: NonZeroU32,
+        file: &Path,
+        offset: u64,
+    ) -> Result<(), KernelError> {
+        let program: &mut UProbe = program(&mut self.ebpf, "sample_here")?;
+        if program.fd().is_err() {
+            program
+                .load()
+                .map_err(|error| KernelError::load("sample_here", error))?;
+        }
+        program
+            .attach(
+                UProbeAttachLocation::AbsoluteOffset(offset),
+                file,
+                UProbeScope::OneProcess(pid),
+            )
+            .map_err(|error| KernelError::attach("a probe in user space", error))?;
+        Ok(())
     }
 
     /// Begins to tick on every online CPU.

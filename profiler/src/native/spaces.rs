@@ -41,6 +41,11 @@ use crate::targets::proc;
 use crate::unwind::store::Maps;
 use crate::unwind::store::Store;
 
+/// Past all addresses of user space.
+const MAX_ADDRESS: u64 = 1 << 56;
+/// The smallest stretch that is taken for reserved by a compiler; Ruby's reserves
+/// 48 MiB and more.
+const MIN_RESERVED: u64 = 8 << 20;
 /// Largest vDSO.
 const MAX_VDSO: u64 = 1 << 20;
 /// Shortest and longest time between two looks at a process's mappings that
@@ -450,18 +455,34 @@ impl Spaces {
             files.iter().map(|file| (file.id, file)).collect();
         let mut known: HashMap<FileId, Option<(u32, u64)>> = HashMap::new();
         let mut pieces: Vec<Piece> = Vec::new();
-        for mapping in mappings.iter().filter(|mapping| mapping.executable) {
+        let anonymous = anonymous_code(&mappings);
+        for mapping in &mappings {
+            if let Some(range) = anonymous
+                .iter()
+                .find(|range| range.start == mapping.range.start)
+            {
+                pieces.push(Piece {
+                    range: *range,
+                    bias: 0,
+                    object: object::ANONYMOUS,
+                });
+                continue;
+            }
+            // The search takes addresses of user space, which `[vsyscall]` is not in.
+            let is_code = mapping.executable && !is_anonymous(mapping);
+            if !is_code || mapping.range.end > MAX_ADDRESS {
+                continue;
+            }
             let found = match mapping.file {
                 Some(id) => *known.entry(id).or_insert_with(|| {
                     let mapped = files.get(&id)?;
                     self.object_of_file(mapped, memory)
                 }),
                 None if mapping.path == b"[vdso]" => self.object_of_vdso(mapping, memory),
-                None if mapping.path == b"[vsyscall]" => continue,
-                None => Some((object::ANONYMOUS, 0)),
+                None => None,
             };
-            let (object, bias) = found.unwrap_or((object::ANONYMOUS, 0));
-            // The parts of one object lie side by side; so do those of a JIT.
+            let (object, bias) = found.unwrap_or((object::UNKNOWN, 0));
+            // The parts of one object may lie side by side.
             if let Some(last) = pieces.last_mut()
                 && last.range.end == mapping.range.start
                 && (last.object, last.bias) == (object, bias)
@@ -563,6 +584,40 @@ impl Spaces {
     }
 }
 
+/// Whether it is memory that belongs to nothing but the process.
+fn is_anonymous(mapping: &Mapping) -> bool {
+    mapping.file.is_none() && (mapping.path.is_empty() || mapping.path.starts_with(b"[anon"))
+}
+
+/// Stretches of memory of the process's own that hold code, or may soon.
+///
+/// A compiler reserves a large stretch, makes it accessible piece by piece, and
+/// makes pieces writable instead of executable for a moment; looking again each
+/// time would come too late. So what has any executable piece is code from one
+/// end to the other, and so is a large piece that is reserved.
+fn anonymous_code(mappings: &[Mapping]) -> Vec<Range> {
+    let mut stretches: Vec<(Range, bool)> = Vec::new();
+    for mapping in mappings.iter().filter(|mapping| is_anonymous(mapping)) {
+        let Range { start, end } = mapping.range;
+        let is_reserved = !mapping.readable
+            && !mapping.writable
+            && !mapping.executable
+            && end.saturating_sub(start) >= MIN_RESERVED;
+        let is_code = mapping.executable || is_reserved;
+        match stretches.last_mut() {
+            Some((range, code)) if range.end == start => {
+                range.end = end;
+                *code |= is_code;
+            }
+            _ => stretches.push((mapping.range, is_code)),
+        }
+    }
+    stretches
+        .into_iter()
+        .filter_map(|(range, is_code)| is_code.then_some(range))
+        .collect()
+}
+
 impl Member {
     const fn new(space: u32, now: Instant) -> Self {
         Self {
@@ -581,4 +636,25 @@ fn facts(file: &Arc<File>) -> Option<(Vec<Load>, Vec<u8>)> {
         elf.loads().to_vec(),
         elf.build_id().unwrap_or_default().to_vec(),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_compiler_reserves_is_code() {
+        let maps = b"1000000-1001000 r-xp 00000000 00:00 0 \n\
+            1001000-1002000 rw-p 00000000 00:00 0 \n\
+            1002000-3000000 ---p 00000000 00:00 0 \n\
+            4000000-4001000 ---p 00000000 00:00 0 \n\
+            4001000-4801000 rw-p 00000000 00:00 0 \n\
+            5000000-8000000 ---p 00000000 00:00 0 [anon:Ruby:rb_jit_reserve_addr_space]\n\
+            9000000-9001000 r-xp 00000000 00:01 5 /lib/a.so\n\
+            9001000-9002000 rw-p 00000000 00:00 0 \n\
+            a000000-a001000 r-xp 00000000 00:00 0 [vdso]\n";
+        let code = anonymous_code(&Mapping::parse_all(maps));
+        let code: Vec<_> = code.iter().map(|range| (range.start, range.end)).collect();
+        assert_eq!(code, [(0x100_0000, 0x300_0000), (0x500_0000, 0x800_0000)]);
+    }
 }

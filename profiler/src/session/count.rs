@@ -81,7 +81,7 @@ impl Session {
             self.account.without_frames += 1;
             return;
         }
-        let Some(stack) = self.stacks.get(sample.stack) else {
+        let Some(stack) = self.stacks.get(sample.stack).cloned() else {
             // Its frames did not fit into the ring.
             self.account.lost_frames += 1;
             return;
@@ -167,6 +167,7 @@ impl Session {
                     observer(&Observed {
                         sample,
                         frames: &self.resolved,
+                        stack: &stack,
                     });
                 }
                 id

@@ -22,7 +22,9 @@ pub mod process;
 
 use std::collections::HashMap;
 use std::collections::HashSet;
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Duration;
 use std::time::Instant;
 use std::time::SystemTime;
@@ -49,6 +51,7 @@ use crate::profile::Metadata;
 use crate::profile::Profile;
 use crate::profile::StackId;
 use crate::samples::Record;
+use crate::samples::Stack;
 use crate::samples::StackTable;
 use crate::symbolize::Resolved;
 use crate::targets::AttachError;
@@ -73,6 +76,8 @@ pub struct Observed<'a> {
     pub sample: &'a Sample,
     /// Its frames with their names, leaf first.
     pub frames: &'a [Resolved],
+    /// Its stack as it came from the kernel half.
+    pub stack: &'a Stack,
 }
 
 /// Looks at every sample with Ruby frames, in the order of time.
@@ -279,6 +284,21 @@ impl Session {
         self.kernel.set_process(pid, &ProcessEntry::PENDING)?;
         self.processes.insert(pid, Process::pending(Instant::now()));
         Ok(())
+    }
+
+    /// Samples at a place in the code of a process that is a target, instead of
+    /// ticking; see [`Kernel::sample_at`].
+    ///
+    /// # Errors
+    /// [`KernelError`] when the kernel refuses.
+    pub fn start_at(
+        &mut self,
+        pid: NonZeroU32,
+        file: &Path,
+        offset: u64,
+    ) -> Result<(), KernelError> {
+        self.publish_mappings(PATIENCE)?;
+        self.kernel.sample_at(pid, file, offset)
     }
 
     /// Begins to tick.

@@ -1,0 +1,376 @@
+//! Native and Ruby frames as one stack, at stopping points of which everything
+//! is known: the program is stopped where the kernel half samples it; framehop
+//! walks the native stack from there; and the program itself says what Ruby
+//! frames it has.
+#![cfg(target_arch = "x86_64")]
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::ensure;
+use object::Object as _;
+use object::ObjectSection as _;
+use object::ObjectSymbol as _;
+use rbprof::kernel::Options;
+use rbprof_common::unwind::Stepped;
+use rbprof_common::wire::Frame;
+use rbprof_common::wire::frame_attr;
+use rbprof_common::wire::frame_kind;
+use rbprof_common::wire::object as objects;
+use rbprof_common::wire::sample_flags;
+use rbprof_tests::frames;
+use rbprof_tests::frames::Jit;
+use rbprof_tests::points;
+use rbprof_tests::recording::Recorder;
+use rbprof_tests::recording::Seen;
+use rbprof_tests::rig;
+use rbprof_tests::stopped::Process;
+use rbprof_tests::stopped::registers;
+use rbprof_tests::stopped::trace;
+use rbprof_tests::target::Target;
+
+/// Rounds at each point; one more stop than that.
+const ROUNDS: &str = "5";
+/// What each round calls, and what that calls in the C library.
+const METHOD: &str = "Integer#<";
+const FUNCTION: &str = "modf";
+
+/// A stop: the thread, and its native stack as framehop has it.
+struct Stop {
+    tid: u32,
+    /// The addresses that were looked up, leaf first; empty under a JIT, which
+    /// framehop does not know.
+    native: Vec<u64>,
+}
+
+/// The files of the process that have the function, and where it is in them.
+fn places(pid: u32) -> Result<Vec<(PathBuf, u64)>> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let mut found = Vec::new();
+    for library in ["/libm.so.6", "/libm-2.31.so", "/libc.so.6", "/libc-2.31.so"] {
+        let Some(line) = maps.lines().find(|line| line.ends_with(library)) else {
+            continue;
+        };
+        let path = line.split_whitespace().last().context("a path")?;
+        let path = rig::file_of(pid, path);
+        let data = std::fs::read(&path)?;
+        let file = object::File::parse(&*data)?;
+        let Some(symbol) = file
+            .dynamic_symbols()
+            .find(|symbol| symbol.name() == Ok(FUNCTION))
+        else {
+            continue;
+        };
+        let section = file
+            .sections()
+            .find(|section| {
+                let end = section.address() + section.size();
+                (section.address()..end).contains(&symbol.address())
+            })
+            .context("a function in no section")?;
+        let (offset, _) = section.file_range().context("a section in no file")?;
+        found.push((path, symbol.address() - section.address() + offset));
+    }
+    ensure!(!found.is_empty(), "no {FUNCTION} in\n{maps}");
+    Ok(found)
+}
+
+/// Looks for a traced thread that has stopped.
+fn stopped() -> Option<(i32, i32)> {
+    let mut status = 0;
+    let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG;
+    // SAFETY: `status` outlives the call.
+    let tid = unsafe { libc::waitpid(-1, &raw mut status, flags) };
+    (tid > 0).then_some((tid, status))
+}
+
+/// Traces all threads of a process.
+fn seize(pid: u32) -> Result<()> {
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let tid: i32 = task?.file_name().to_string_lossy().parse()?;
+        trace(libc::PTRACE_SEIZE, tid, libc::PTRACE_O_TRACECLONE as usize)?;
+    }
+    Ok(())
+}
+
+/// What a program's stops were like, and what it said.
+struct Run {
+    stops: Vec<Stop>,
+    said: Vec<String>,
+    recording: rbprof_tests::recording::Recording,
+    /// The objects of native frames: what is added to their addresses.
+    biases: HashMap<u32, u64>,
+    /// Their names.
+    paths: HashMap<u32, String>,
+}
+
+fn run(name: &str, jit: Jit) -> Result<Option<Run>> {
+    let Some(ruby) = rig::ruby(name)? else {
+        return Ok(None);
+    };
+    let Some(mut recorder) = Recorder::new(&Options::default())? else {
+        return Ok(None);
+    };
+    let mut command = ruby.script(&rig::workload("frames.rb"))?;
+    command
+        .env("RUBYOPT", jit.rubyopt())
+        .env("SPIN_ROUNDS", ROUNDS);
+    let mut target = Target::start(&mut command)?;
+    target.wait_for("ready")?;
+    let pid = NonZeroU32::new(target.pid()).context("a process")?;
+    recorder.session().walk_native(false)?;
+    recorder.session().attach(pid.get())?;
+    for (file, offset) in places(pid.get())? {
+        recorder.session().start_at(pid, &file, offset)?;
+    }
+    seize(pid.get())?;
+    let mut process = Process::new(pid.get())?;
+    target.go_on()?;
+    let mut stops = Vec::new();
+    let mut said = Vec::new();
+    while !target.listen("finished", &mut said)? {
+        let Some((tid, status)) = stopped() else {
+            std::thread::sleep(Duration::from_micros(100));
+            recorder.session().poll()?;
+            continue;
+        };
+        if !libc::WIFSTOPPED(status) {
+            continue;
+        }
+        let (event, signal) = (status >> 16, libc::WSTOPSIG(status));
+        let is_ours = event == 0 && signal == libc::SIGSTOP;
+        if is_ours {
+            recorder.session().poll()?;
+            let native = if jit == Jit::Off {
+                process.look()?;
+                let walked = process.walk(registers(tid)?).context("framehop")?;
+                ensure!(walked.end == Stepped::End, "{}", walked.place);
+                walked.frames
+            } else {
+                Vec::new()
+            };
+            stops.push(Stop {
+                tid: u32::try_from(tid)?,
+                native,
+            });
+        }
+        let pass_on = if event != 0 || is_ours { 0 } else { signal };
+        trace(libc::PTRACE_CONT, tid, usize::try_from(pass_on)?)?;
+    }
+    process.look()?;
+    let mut biases = HashMap::new();
+    let mut paths = HashMap::new();
+    for (number, object) in recorder.session().objects().context("no objects")?.all() {
+        paths.insert(number, object.path.clone());
+        if let Some(bias) = process.bias_of(&object.path) {
+            biases.insert(number, bias);
+        }
+    }
+    let recording = recorder.finish()?;
+    target.go_on()?;
+    // Its threads are traced, and would wait for this one at their end.
+    std::thread::scope(|scope| {
+        let ended = scope.spawn(|| target.end());
+        while !ended.is_finished() {
+            if let Some((tid, status)) = stopped()
+                && libc::WIFSTOPPED(status)
+            {
+                let signal = libc::WSTOPSIG(status);
+                let pass_on = if status >> 16 != 0 || signal == libc::SIGSTOP {
+                    0
+                } else {
+                    signal
+                };
+                // It may have gone by now.
+                drop(trace(libc::PTRACE_CONT, tid, usize::try_from(pass_on)?));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok::<_, anyhow::Error>(())
+    })?;
+    Ok(Some(Run {
+        stops,
+        said,
+        recording,
+        biases,
+        paths,
+    }))
+}
+
+/// Whether a frame is one that Ruby has on its own stack.
+fn is_of_ruby(frame: &Frame) -> bool {
+    !matches!(
+        frame.kind(),
+        frame_kind::NATIVE | frame_kind::KERNEL | frame_kind::COLLECTOR
+    )
+}
+
+/// As many activations of the interpreter as there are frames that end one.
+fn interleaves(seen: &Seen) -> Result<()> {
+    let finished = |is_ruby: bool| {
+        let of_kind = seen.stack.iter().filter(|it| is_of_ruby(it) == is_ruby);
+        of_kind.filter(|it| it.has(frame_attr::FINISH)).count()
+    };
+    let (ruby, native) = (finished(true), finished(false));
+    ensure!(ruby == native, "{native} activations, {ruby} of them end");
+    // Each one's Ruby frames are right above it, and end with one that says so.
+    for (inner, outer) in seen.stack.iter().zip(seen.stack.iter().skip(1)) {
+        let is_activation = !is_of_ruby(outer) && outer.has(frame_attr::FINISH);
+        let ends_one = is_of_ruby(inner) && inner.has(frame_attr::FINISH);
+        ensure!(
+            is_activation == ends_one,
+            "{inner:x?} is followed by {outer:x?}"
+        );
+    }
+    let incomplete = sample_flags::INCOMPLETE
+        | sample_flags::NATIVE_CUT
+        | sample_flags::UNMAPPED
+        | sample_flags::NO_TABLE;
+    ensure!(seen.flags & incomplete == 0, "flags {:#x}", seen.flags);
+    Ok(())
+}
+
+/// The native frames are framehop's.
+fn same_native(seen: &Seen, stop: &Stop, biases: &HashMap<u32, u64>) -> Result<()> {
+    ensure!(seen.tid == stop.tid, "{} and {}", seen.tid, stop.tid);
+    let mut native = Vec::new();
+    for frame in seen
+        .stack
+        .iter()
+        .filter(|it| it.kind() == frame_kind::NATIVE)
+    {
+        let bias = match frame.object() {
+            objects::UNKNOWN | objects::ANONYMOUS => 0,
+            number => *biases.get(&number).context("an object that is nowhere")?,
+        };
+        native.push(frame.pc.wrapping_add(bias));
+    }
+    // The stop is one instruction after the sample.
+    let leaf = (native.first(), stop.native.first());
+    let (Some(sampled), Some(stopped)) = leaf else {
+        anyhow::bail!("no frames: {leaf:?}");
+    };
+    ensure!(
+        stopped.wrapping_sub(*sampled) < 16,
+        "{sampled:#x}, {stopped:#x}"
+    );
+    ensure!(
+        native.get(1..) == stop.native.get(1..),
+        "{native:x?}, not {:x?}",
+        stop.native
+    );
+    Ok(())
+}
+
+fn check(name: &str, jit: Jit) -> Result<()> {
+    let Some(Run {
+        stops,
+        said,
+        mut recording,
+        biases,
+        paths,
+    }) = run(name, jit)?
+    else {
+        return Ok(());
+    };
+    let sampled = recording.seen.len();
+    ensure!(
+        sampled == stops.len(),
+        "{sampled} samples, {} stops",
+        stops.len()
+    );
+    ensure!(sampled >= 500, "only {sampled} stops");
+    let mut compiled = 0;
+    let mut deepest = 0;
+    // The kernel half tells in order, the stops were seen in order.
+    for (seen, stop) in recording.seen.iter().zip(&stops) {
+        let place = || {
+            let native = seen
+                .stack
+                .iter()
+                .filter(|it| it.kind() == frame_kind::NATIVE);
+            let native: Vec<String> = native
+                .map(|it| {
+                    let path = paths.get(&it.object()).map_or("anonymous", String::as_str);
+                    let name = path.rsplit('/').next().unwrap_or_default();
+                    format!("{} {name}+{:#x}", it.object(), it.pc)
+                })
+                .collect();
+            format!(
+                "flags {:#x}, {:?}\n{}",
+                seen.flags,
+                seen.frames.first(),
+                native.join("\n")
+            )
+        };
+        interleaves(seen).with_context(place)?;
+        if jit == Jit::Off {
+            same_native(seen, stop, &biases).with_context(place)?;
+        }
+        compiled += usize::from(
+            seen.stack
+                .iter()
+                .any(|it| it.kind() == frame_kind::NATIVE && it.object() == objects::ANONYMOUS),
+        );
+        let activations = seen
+            .stack
+            .iter()
+            .filter(|it| it.kind() == frame_kind::NATIVE && it.has(frame_attr::FINISH));
+        deepest = deepest.max(activations.count());
+    }
+    println!(
+        "{name}: {sampled} stops, up to {deepest} activations, {compiled} through compiled code"
+    );
+    ensure!(deepest >= 5, "never more than {deepest} activations");
+    ensure!(
+        (jit == Jit::Yjit) == (compiled > 0),
+        "{compiled} stacks go through compiled code"
+    );
+    // What each round calls is not part of the points.
+    for seen in &mut recording.seen {
+        if seen
+            .frames
+            .first()
+            .is_some_and(|leaf| &*leaf.function.label == METHOD)
+        {
+            seen.frames.remove(0);
+        }
+    }
+    let mut points = points::parse(&said)?;
+    points::relabel(&mut points, frames::LABELS)?;
+    frames::compare(&points, &recording, jit)
+}
+
+#[test]
+fn on_debian_2_7_4() -> Result<()> {
+    check("debian-2.7.4", Jit::Off)
+}
+
+#[test]
+fn on_debian_3_1_2() -> Result<()> {
+    check("debian-3.1.2", Jit::Off)
+}
+
+#[test]
+fn on_3_3_8() -> Result<()> {
+    check("source-3.3.8-stripped", Jit::Off)
+}
+
+#[test]
+fn on_debian_3_4_11() -> Result<()> {
+    check("debian-3.4.11", Jit::Off)
+}
+
+#[test]
+fn on_3_3_8_static() -> Result<()> {
+    check("source-3.3.8-static", Jit::Off)
+}
+
+#[test]
+fn on_3_3_8_with_yjit() -> Result<()> {
+    check("source-3.3.8", Jit::Yjit)
+}
