@@ -227,6 +227,18 @@ impl Process {
         image
     }
 
+    /// Its id.
+    #[must_use]
+    pub const fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// All that was mapped when it was last looked at.
+    #[must_use]
+    pub fn mapped(&self) -> &[Mapped] {
+        &self.mapped
+    }
+
     /// What is added to a file's own addresses where the process has it.
     #[must_use]
     pub fn bias_of(&self, path: &str) -> Option<u64> {

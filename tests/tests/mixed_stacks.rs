@@ -11,11 +11,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use anyhow::Result;
+use anyhow::bail;
 use anyhow::ensure;
 use object::Object as _;
 use object::ObjectSection as _;
 use object::ObjectSymbol as _;
 use rbprof::kernel::Options;
+use rbprof_common::Fault;
+use rbprof_common::Memory as _;
 use rbprof_common::unwind::Stepped;
 use rbprof_common::wire::Frame;
 use rbprof_common::wire::frame_attr;
@@ -47,17 +50,18 @@ struct Stop {
     native: Vec<u64>,
 }
 
-/// The files of the process that have the function, and where it is in them.
-fn places(pid: u32) -> Result<Vec<(PathBuf, u64)>> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let mut found = Vec::new();
-    for library in ["/libm.so.6", "/libm-2.31.so", "/libc.so.6", "/libc-2.31.so"] {
-        let Some(line) = maps.lines().find(|line| line.ends_with(library)) else {
+/// Where the interpreter's calls of the function end up: the file, and the place
+/// in it. The C library may have several and choose one for the machine, so it
+/// is looked up where the loader has written it down.
+fn place(process: &mut Process) -> Result<(PathBuf, u64)> {
+    process.look()?;
+    let pid = process.pid();
+    for mapped in process.mapped() {
+        let name = mapped.path.rsplit('/').next().unwrap_or_default();
+        if !name.contains("ruby") {
             continue;
-        };
-        let path = line.split_whitespace().last().context("a path")?;
-        let path = rig::file_of(pid, path);
-        let data = std::fs::read(&path)?;
+        }
+        let data = std::fs::read(rig::file_of(pid, &mapped.path))?;
         let file = object::File::parse(&*data)?;
         let Some(symbol) = file
             .dynamic_symbols()
@@ -65,18 +69,26 @@ fn places(pid: u32) -> Result<Vec<(PathBuf, u64)>> {
         else {
             continue;
         };
-        let section = file
-            .sections()
-            .find(|section| {
-                let end = section.address() + section.size();
-                (section.address()..end).contains(&symbol.address())
-            })
-            .context("a function in no section")?;
-        let (offset, _) = section.file_range().context("a section in no file")?;
-        found.push((path, symbol.address() - section.address() + offset));
+        let of_function = object::RelocationTarget::Symbol(symbol.index());
+        let mut relocations = file.dynamic_relocations().into_iter().flatten();
+        let (slot, _) = relocations
+            .find(|(_, relocation)| relocation.target() == of_function)
+            .context("the function is not called")?;
+        let address = process
+            .word(mapped.bias.wrapping_add(slot))
+            .map_err(|Fault| anyhow::anyhow!("no relocation"))?;
+        let found = process.at(address).context("the function is nowhere")?;
+        let library = rig::file_of(pid, &found.path);
+        let data = std::fs::read(&library)?;
+        let own = address.wrapping_sub(found.bias);
+        for section in object::File::parse(&*data)?.sections() {
+            let inside = own.wrapping_sub(section.address());
+            if let (true, Some((offset, _))) = (inside < section.size(), section.file_range()) {
+                return Ok((library, offset + inside));
+            }
+        }
     }
-    ensure!(!found.is_empty(), "no {FUNCTION} in\n{maps}");
-    Ok(found)
+    bail!("nothing calls {FUNCTION}")
 }
 
 /// Looks for a traced thread that has stopped.
@@ -124,11 +136,10 @@ fn run(name: &str, jit: Jit) -> Result<Option<Run>> {
     let pid = NonZeroU32::new(target.pid()).context("a process")?;
     recorder.session().walk_native(false)?;
     recorder.session().attach(pid.get())?;
-    for (file, offset) in places(pid.get())? {
-        recorder.session().start_at(pid, &file, offset)?;
-    }
-    seize(pid.get())?;
     let mut process = Process::new(pid.get())?;
+    let (file, offset) = place(&mut process)?;
+    recorder.session().start_at(pid, &file, offset)?;
+    seize(pid.get())?;
     target.go_on()?;
     let mut stops = Vec::new();
     let mut said = Vec::new();
@@ -252,7 +263,7 @@ fn same_native(seen: &Seen, stop: &Stop, biases: &HashMap<u32, u64>) -> Result<(
     // The stop is one instruction after the sample.
     let leaf = (native.first(), stop.native.first());
     let (Some(sampled), Some(stopped)) = leaf else {
-        anyhow::bail!("no frames: {leaf:?}");
+        bail!("no frames: {leaf:?}");
     };
     ensure!(
         stopped.wrapping_sub(*sampled) < 16,
