@@ -199,8 +199,8 @@ burn_protect(VALUE self, VALUE ms)
         return result;
     }
     result = rb_errinfo();
-    /* What is no exception, such as `break`, goes its way. */
-    if (!RTEST(rb_obj_is_kind_of(result, rb_eException))) {
+    /* What is no exception, such as `break`, is no object either: it goes on. */
+    if (RB_TYPE_P(result, RUBY_T_IMEMO)) {
         rb_jump_tag(state);
     }
     rb_set_errinfo(Qnil);

@@ -59,6 +59,8 @@ pub struct Extension {
     pub stripped: PathBuf,
     /// `burn.so` with symbols and debug information, as this process sees it.
     pub file: PathBuf,
+    /// `burn.so` without them, as this process sees it.
+    pub stripped_file: PathBuf,
 }
 
 /// The extension for `recipe`'s Ruby.
@@ -77,6 +79,7 @@ pub(super) fn find(recipe: &Recipe) -> Result<Extension> {
         stripped: folder.join(STRIPPED),
         folder,
         file: host.join(FILE),
+        stripped_file: host.join(STRIPPED).join(FILE),
     })
 }
 
