@@ -74,6 +74,12 @@ impl Server {
             }
             said.push(line);
         };
+        // Puma says which Ruby it runs on, and Ruby whether YJIT is on.
+        let with_yjit = said.iter().any(|line| line.contains("+YJIT"));
+        ensure!(
+            with_yjit == (interpreter == Interpreter::Yjit),
+            "{interpreter:?}: {said:?}"
+        );
         Ok(Self {
             puma,
             port,

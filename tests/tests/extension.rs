@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
 use object::Object as _;
-use object::ObjectSymbol as _;
+use object::ObjectSymbol;
 use rbprof_tests::rig;
 use xtask::cmd;
 use xtask::rubies;
@@ -70,7 +70,7 @@ fn every_function_is_there_under_its_own_name() -> Result<()> {
             }
             let mut exported: Vec<&str> = file
                 .dynamic_symbols()
-                .filter(|symbol| symbol.is_definition())
+                .filter(ObjectSymbol::is_definition)
                 .filter_map(|symbol| symbol.name().ok())
                 .collect();
             exported.sort_unstable();
