@@ -34,14 +34,14 @@ const STRIPPED: &str = "stripped";
 pub(super) const ADDED: &str = "opt/rbprof-test";
 /// Of the compiler.
 ///
-/// Without libraries to link to, the extension names no version of a libc symbol,
+/// Linked to no library, the extension names no version of a libc symbol,
 /// and so loads into a system whose libc is older than this machine's.
 const FLAGS: &[&str] = &[
     "-O2",
     "-g",
     "-shared",
     "-fPIC",
-    "-nodefaultlibs",
+    "-nostdlib",
     "-Wall",
     "-Wextra",
     "-Wno-unused-parameter",
