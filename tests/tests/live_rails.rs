@@ -31,6 +31,8 @@ const FROM_ROOT: u64 = 99;
 /// Least share of samples with Ruby frames that are in Rails, percent: what else
 /// there is, is Puma's own work.
 const IN_RAILS: u64 = 60;
+/// Largest share of samples with a frame whose name could not be read, percent.
+const NAMELESS: u64 = 5;
 
 #[test]
 fn on_debians_ruby() -> Result<()> {
@@ -63,6 +65,7 @@ fn requests_are_seen(interpreter: Interpreter) -> Result<()> {
         from_root,
         in_rails,
         in_application,
+        nameless,
         ref other_roots,
     } = shares;
     ensure!(ruby >= ENOUGH, "{ruby} of {samples} samples have frames");
@@ -73,6 +76,10 @@ fn requests_are_seen(interpreter: Interpreter) -> Result<()> {
     ensure!(
         in_rails * 100 >= ruby * IN_RAILS,
         "{in_rails} of {ruby} samples are in Rails"
+    );
+    ensure!(
+        nameless * 100 <= ruby * NAMELESS,
+        "{nameless} of {ruby} samples have frames without a name"
     );
     // What native stacks must be like goes here.
     ensure!(in_application > 0, "no sample is in the application");
@@ -112,6 +119,8 @@ struct Shares {
     in_rails: u64,
     /// Of those with a Ruby frame: with code of the application itself.
     in_application: u64,
+    /// Of those with a Ruby frame: with a frame whose name could not be read.
+    nameless: u64,
     /// The outermost frames of those that do not start where a thread does.
     other_roots: BTreeMap<String, u64>,
 }
@@ -152,6 +161,10 @@ impl Shares {
             }
             if has("/srv/blog/app/") {
                 shares.in_application += sample.count;
+            }
+            let mut labels = sample.frames.iter().map(|frame| &*frame.function.label);
+            if labels.any(|label| label.starts_with("<unknown")) {
+                shares.nameless += sample.count;
             }
         }
         Ok(shares)
