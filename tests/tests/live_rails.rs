@@ -146,18 +146,21 @@ impl Shares {
                 let mut frames = sample.frames.iter();
                 frames.any(|frame| frame.function.file.contains(part))
             };
+            // Without its name, a frame is read as a marker.
+            let without_name = |frame: &Resolved| NO_NAMES.contains(&&*frame.function.label);
             let is_ruby = |frame: &&Resolved| {
                 let kind = frame.function.kind;
-                matches!(kind, FunctionKind::Ruby | FunctionKind::CFunction)
+                matches!(kind, FunctionKind::Ruby | FunctionKind::CFunction) || without_name(frame)
             };
             let Some(outermost) = sample.frames.iter().rfind(is_ruby) else {
                 continue;
             };
             shares.ruby += sample.count;
-            // A marker at the end says that there is more.
+            // Any other marker at the end says that there is more.
             let last = sample.frames.last();
-            let whole = last.is_some_and(|last| last.function.kind != FunctionKind::Marker);
-            let without_name = |frame: &Resolved| NO_NAMES.contains(&&*frame.function.label);
+            let whole = last.is_some_and(|last| {
+                last.function.kind != FunctionKind::Marker || without_name(last)
+            });
             if whole && starts.include(outermost) {
                 shares.from_root += sample.count;
             } else if whole && without_name(outermost) {
