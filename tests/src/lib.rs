@@ -8,6 +8,8 @@
 //! | [`frames`] | the program with stacks of every shape, and what must be recorded of it |
 //! | [`pprof`] | a reader of the profiles that rbprof writes |
 //! | [`docker`] | a container engine of the tests' own |
+//! | [`rails`] | a Rails application under load |
+//! | [`http`] | a client of web pages |
 //! | [`points`] | what a program says of its own stacks |
 //! | [`coredump`] | memory of a Ruby process, from a core dump |
 //! | [`live`] | memory of a running Ruby program |
@@ -20,9 +22,11 @@ pub mod cfi;
 pub mod coredump;
 pub mod docker;
 pub mod frames;
+pub mod http;
 pub mod live;
 pub mod points;
 pub mod pprof;
+pub mod rails;
 pub mod recording;
 pub mod rig;
 pub mod roots;

@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::Result;
 use anyhow::bail;
 use xtask::rubies;
+use xtask::rubies::Extension;
 use xtask::rubies::Installed;
 use xtask::setup;
 
@@ -40,6 +41,22 @@ pub fn ruby(name: &str) -> Result<Option<Installed>> {
     }
     match rubies::find(name) {
         Ok(ruby) => Ok(Some(ruby)),
+        Err(error) => {
+            skip(&error.to_string())?;
+            Ok(None)
+        }
+    }
+}
+
+/// The C extension `burn` for that Ruby, if it has been built.
+///
+/// A script that requires it finds it with `RUBYLIB` set to one of its folders.
+///
+/// # Errors
+/// If it has not, and nothing may be left out here.
+pub fn extension(ruby: &Installed) -> Result<Option<Extension>> {
+    match ruby.extension() {
+        Ok(extension) => Ok(Some(extension)),
         Err(error) => {
             skip(&error.to_string())?;
             Ok(None)

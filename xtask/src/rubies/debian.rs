@@ -1,4 +1,5 @@
-//! What comes from a Debian mirror: root file systems and source packages.
+//! What comes from a Debian mirror: root file systems, source packages and the
+//! files of single packages.
 //!
 //! The mirror is the one that this machine's apt uses, with another suite; apt
 //! checks its signatures against Debian's archive keys.
@@ -117,7 +118,7 @@ pub(super) fn tarball(source: &Tree) -> Result<PathBuf> {
         .join("sources")
         .join(format!("{}-{}", source.package, source.version));
     cache::entry(&entry, |place| download(source, place))?;
-    let file = only_tarball(&entry)?;
+    let file = only_file(&entry, ".orig.tar.")?;
     let bytes = std::fs::read(&file).with_context(|| format!("reading {}", file.display()))?;
     let sum = cache::sha256(&bytes);
     if sum != source.sha256 {
@@ -131,8 +132,8 @@ pub(super) fn tarball(source: &Tree) -> Result<PathBuf> {
 }
 
 fn download(source: &Tree, place: &Path) -> Result<()> {
-    let apt = PrivateApt::new(source.suite, &place.join("apt"))?;
-    let full = apt.source_version(source.package, source.version)?;
+    let apt = PrivateApt::new(Kind::Source, source.suite, &place.join("apt"))?;
+    let full = apt.version(source.package, source.version)?;
     let mut get = apt.command("apt-get");
     get.current_dir(place)
         .args(["source", "--download-only"])
@@ -141,35 +142,67 @@ fn download(source: &Tree, place: &Path) -> Result<()> {
     std::fs::remove_dir_all(place.join("apt")).context("removing apt's lists")
 }
 
-fn only_tarball(dir: &Path) -> Result<PathBuf> {
+/// A folder with the files of a binary package for this machine, without those
+/// that it depends on, from the cache or the mirror.
+pub(super) fn unpacked(package: &str, version: &str, suite: &str) -> Result<PathBuf> {
+    let entry = cache::dir()?
+        .join("packages")
+        .join(format!("{package}-{version}-{suite}"));
+    cache::entry(&entry, |place| {
+        let apt = PrivateApt::new(Kind::Binary, suite, &place.join("apt"))?;
+        let full = apt.version(package, version)?;
+        let mut get = apt.command("apt-get");
+        get.current_dir(place)
+            .arg("download")
+            .arg(format!("{package}={full}"));
+        cmd::output(&mut get)?;
+        let file = only_file(place, ".deb")?;
+        let mut unpack = Command::new("dpkg-deb");
+        cmd::output(unpack.arg("--extract").arg(&file).arg(place.join("files")))?;
+        std::fs::remove_dir_all(place.join("apt")).context("removing apt's lists")
+    })?;
+    Ok(entry.join("files"))
+}
+
+/// The file in `dir` whose name holds `part`.
+fn only_file(dir: &Path, part: &str) -> Result<PathBuf> {
     let files = std::fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
-    let mut tarballs = files.flatten().map(|file| file.path()).filter(|path| {
+    let mut found = files.flatten().map(|file| file.path()).filter(|path| {
         path.file_name()
-            .is_some_and(|name| name.to_string_lossy().contains(".orig.tar."))
+            .is_some_and(|name| name.to_string_lossy().contains(part))
     });
-    match (tarballs.next(), tarballs.next()) {
+    match (found.next(), found.next()) {
         (Some(file), None) => Ok(file),
-        _ => bail!(
-            "{} does not hold exactly one upstream tarball",
-            dir.display()
-        ),
+        _ => bail!("{} does not hold exactly one *{part}*", dir.display()),
     }
 }
 
-/// apt with one source suite and a state of its own: nothing on the machine
-/// changes, and no root is needed.
+/// What packages apt is to know of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Source,
+    Binary,
+}
+
+/// apt with one suite and a state of its own: nothing on the machine changes, and
+/// no root is needed.
 struct PrivateApt {
     config: PathBuf,
+    kind: Kind,
 }
 
 impl PrivateApt {
-    fn new(suite: &str, dir: &Path) -> Result<Self> {
+    fn new(kind: Kind, suite: &str, dir: &Path) -> Result<Self> {
         for part in ["state/lists/partial", "cache/archives/partial"] {
             cache::create_dir(&dir.join(part))?;
         }
         let sources = dir.join("sources.list");
+        let word = match kind {
+            Kind::Source => "deb-src",
+            Kind::Binary => "deb",
+        };
         let line = format!(
-            "deb-src [signed-by={}] {} {suite} main\n",
+            "{word} [signed-by={}] {} {suite} main\n",
             keyring()?,
             mirror()?
         );
@@ -185,7 +218,7 @@ impl PrivateApt {
              APT::Sandbox::User \"\";\n"
         );
         std::fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
-        let apt = Self { config };
+        let apt = Self { config, kind };
         cmd::output(apt.command("apt-get").args(["--error-on=any", "update"]))?;
         Ok(apt)
     }
@@ -198,12 +231,12 @@ impl PrivateApt {
     }
 
     /// The Debian version of `package` whose upstream version is `upstream`.
-    fn source_version(&self, package: &str, upstream: &str) -> Result<String> {
-        let text =
-            cmd::output(
-                self.command("apt-cache")
-                    .args(["showsrc", "--only-source", package]),
-            )?;
+    fn version(&self, package: &str, upstream: &str) -> Result<String> {
+        let show: &[&str] = match self.kind {
+            Kind::Source => &["showsrc", "--only-source"],
+            Kind::Binary => &["show"],
+        };
+        let text = cmd::output(self.command("apt-cache").args(show).arg(package))?;
         let versions: Vec<&str> = text
             .lines()
             .filter_map(|line| line.strip_prefix("Version: "))
@@ -298,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_version_is_chosen_by_its_upstream_part() {
+    fn a_version_is_chosen_by_its_upstream_part() {
         let versions = ["3.4.11-1~exp1", "3.4.5-1~exp1"];
         assert_eq!(of_upstream(&versions, "3.4.5"), Some("3.4.5-1~exp1"));
         assert_eq!(of_upstream(&versions, "3.4.1"), None);

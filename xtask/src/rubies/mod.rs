@@ -4,9 +4,12 @@
 //! Tests start one with [`find`] and [`Installed::command`] or
 //! [`Installed::script`].
 
+mod chroot;
 mod debian;
 mod edits;
+pub mod extension;
 pub mod foreign;
+pub mod rails;
 mod recipes;
 mod source;
 
@@ -21,8 +24,10 @@ use anyhow::Context;
 use anyhow::Result;
 use anyhow::bail;
 
+pub use extension::Extension;
 pub use foreign::FOREIGN;
 pub use foreign::Foreign;
+pub use rails::Rails;
 pub use recipes::Recipe;
 
 use crate::cache;
@@ -84,23 +89,19 @@ impl Installed {
         Ok(command)
     }
 
+    /// The C extension `burn` for this interpreter.
+    ///
+    /// # Errors
+    /// If it has not been built yet.
+    pub fn extension(&self) -> Result<Extension> {
+        extension::find(recipe(self.name)?)
+    }
+
     fn start(&self, workload: Option<&Path>) -> Command {
-        // Every program here replaces itself by the next, so the process id
-        // stays. `unshare` makes the new namespace's mounts private.
-        const IN_ROOT: &str = r#"
-            root=$1 workload=$2 ruby=$3; shift 3
-            mount -t proc proc "$root/proc" &&
-            { [ -z "$workload" ] || mount --bind "$workload" "$root/workload"; } &&
-            cd "$root" && exec chroot "$root" "$ruby" "$@""#;
         let mut command = match &self.root {
             Some(root) => {
-                let mut command = Command::new("unshare");
-                command.args(["--mount", "--", "sh", "-c", IN_ROOT, "sh"]);
-                command
-                    .arg(root)
-                    .arg(workload.unwrap_or(Path::new("")))
-                    .arg(&self.ruby);
-                command
+                let shown: Vec<_> = workload.iter().map(|folder| (*folder, WORKLOAD)).collect();
+                chroot::command(root, &shown, self.ruby.as_os_str())
             }
             None => Command::new(&self.ruby),
         };
@@ -158,7 +159,7 @@ pub fn all() -> impl Iterator<Item = &'static Recipe> {
 /// # Errors
 /// If a name is unknown, or one of them cannot be had.
 pub fn provide(names: &[String]) -> Result<()> {
-    let (recipes, foreign) = selected(names)?;
+    let (recipes, foreign, rails) = selected(names)?;
     // Those that share a cache entry are made together; the others see that.
     let mut jobs: Vec<Vec<Job>> = Vec::new();
     for recipe in recipes {
@@ -172,6 +173,9 @@ pub fn provide(names: &[String]) -> Result<()> {
         }
     }
     jobs.extend(foreign.into_iter().map(|each| vec![Job::Foreign(each)]));
+    if rails {
+        jobs.push(vec![Job::Rails]);
+    }
     let jobs = Mutex::new(VecDeque::from(jobs));
     let failed = Mutex::new(Vec::new());
     // The next one, with the lock given back at once.
@@ -207,6 +211,7 @@ const AT_ONCE: usize = 2;
 enum Job {
     Recipe(&'static Recipe),
     Foreign(&'static Foreign),
+    Rails,
 }
 
 impl Job {
@@ -214,6 +219,7 @@ impl Job {
         match self {
             Self::Recipe(recipe) => recipe.name,
             Self::Foreign(foreign) => foreign.name,
+            Self::Rails => rails::NAME,
         }
     }
 
@@ -221,6 +227,7 @@ impl Job {
         match self {
             Self::Recipe(recipe) => provide_one(recipe),
             Self::Foreign(foreign) => foreign.provide(),
+            Self::Rails => rails::provide(),
         }
     }
 }
@@ -231,8 +238,8 @@ impl Job {
 /// # Errors
 /// If a name is unknown or the cache's place is.
 pub fn list(names: &[String]) -> Result<()> {
-    let (recipes, foreign) = if names.is_empty() {
-        (RECIPES.iter().collect(), FOREIGN.iter().collect())
+    let (recipes, foreign, rails) = if names.is_empty() {
+        (RECIPES.iter().collect(), FOREIGN.iter().collect(), true)
     } else {
         selected(names)?
     };
@@ -251,25 +258,29 @@ pub fn list(names: &[String]) -> Result<()> {
     for each in foreign {
         line(each.name, true, &each.entry()?, &each.about());
     }
+    if rails {
+        line(rails::NAME, true, &rails::entry()?, rails::ABOUT);
+    }
     Ok(())
 }
 
-/// Interpreters of this machine, and files of others.
-type Selected = (Vec<&'static Recipe>, Vec<&'static Foreign>);
+/// Interpreters of this machine, files of others, and whether Rails.
+type Selected = (Vec<&'static Recipe>, Vec<&'static Foreign>, bool);
 
 /// Those of these names; those that the tests need if there are no names.
 fn selected(names: &[String]) -> Result<Selected> {
     if names.is_empty() {
-        return Ok((needed().collect(), FOREIGN.iter().collect()));
+        return Ok((needed().collect(), FOREIGN.iter().collect(), true));
     }
     let (mut recipes, mut foreign) = (Vec::new(), Vec::new());
+    let (rails, names): (Vec<_>, Vec<_>) = names.iter().partition(|name| *name == rails::NAME);
     for name in names {
         match FOREIGN.iter().find(|each| each.name == name) {
             Some(each) => foreign.push(each),
             None => recipes.push(recipe(name)?),
         }
     }
-    Ok((recipes, foreign))
+    Ok((recipes, foreign, !rails.is_empty()))
 }
 
 fn recipe(name: &str) -> Result<&'static Recipe> {
@@ -278,7 +289,8 @@ fn recipe(name: &str) -> Result<&'static Recipe> {
         .find(|recipe| recipe.name == name)
         .with_context(|| {
             let known = RECIPES.iter().map(|recipe| recipe.name);
-            let known: Vec<&str> = known.chain(FOREIGN.iter().map(|it| it.name)).collect();
+            let others = FOREIGN.iter().map(|it| it.name).chain([rails::NAME]);
+            let known: Vec<&str> = known.chain(others).collect();
             format!("no Ruby is called {name}; there are {}", known.join(", "))
         })
 }
@@ -309,6 +321,11 @@ fn installed(recipe: &Recipe, entry: &Path) -> Installed {
 }
 
 fn provide_one(recipe: &Recipe) -> Result<()> {
+    provide_interpreter(recipe)?;
+    extension::provide(recipe)
+}
+
+fn provide_interpreter(recipe: &Recipe) -> Result<()> {
     let start = Instant::now();
     let entry = entry(recipe)?;
     if entry.exists() {
@@ -467,6 +484,8 @@ mod tests {
             [
                 "/r",
                 env!("CARGO_MANIFEST_DIR"),
+                "workload",
+                "--",
                 "/usr/bin/ruby",
                 "/workload/Cargo.toml"
             ]
