@@ -9,6 +9,7 @@
 //! `Init_zlib`, `Class#new` an allocator, and whatever collects garbage the functions
 //! that mark and free objects. There other functions of the interpreter come first,
 //! and speak for it. They may have no names, so only few of those are passed over.
+//! Libraries hold no methods: it is the interpreter that calls `sqrt`.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -107,7 +108,7 @@ fn step(
             votes.interpreter = votes.interpreter.saturating_add(total);
             None
         }
-        Code::Other if !name.starts_with("Init_") => {
+        Code::Extension if !name.starts_with("Init_") => {
             let file = &profile.mapping(frame.location.mapping)?.file;
             let votes = votes.entry(pending.method).or_default();
             let count = votes.files.entry(Arc::clone(file)).or_default();

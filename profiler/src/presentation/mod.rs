@@ -66,13 +66,46 @@ pub enum Role {
     Interpreter,
     /// A program that has the interpreter among its own code.
     Program,
-    /// The C library and the dynamic linker.
+    /// The C library, the dynamic linker, and what the kernel maps.
     Libc,
     /// Code that was made while the program ran.
     Generated,
-    /// Anything else: an extension, or a library.
+    /// A C extension: methods are in it.
+    Extension,
+    /// Anything else.
     #[default]
-    Other,
+    Library,
+}
+
+/// What the names of the files of a C library begin with: glibc's with and
+/// without a version in the name, and musl's.
+const LIBC: [&str; 8] = [
+    "libc.so",
+    "libc-",
+    "libc.musl-",
+    "libpthread.so",
+    "libpthread-",
+    "ld-linux",
+    "ld-musl-",
+    "ld-2.",
+];
+
+impl Role {
+    /// The role of a file as mapped, by its name, when it is not the
+    /// interpreter's. Extensions are called `zlib.so`, libraries `libz.so.1`.
+    #[must_use]
+    pub fn of_file(path: &str) -> Self {
+        let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+        let name = path.rsplit('/').next().unwrap_or(path);
+        if LIBC.iter().any(|libc| name.starts_with(libc)) || matches!(name, "[vdso]" | "[vsyscall]")
+        {
+            Self::Libc
+        } else if name.ends_with(".so") && !name.starts_with("lib") {
+            Self::Extension
+        } else {
+            Self::Library
+        }
+    }
 }
 
 /// Makes the profile that is shown of the one that was recorded. `role` tells

@@ -54,8 +54,10 @@ pub(super) enum Code {
     Libc,
     /// What else is in the program that has the interpreter in it.
     Program,
-    /// An extension, or a library.
-    Other,
+    /// A C extension.
+    Extension,
+    /// Another library.
+    Library,
     Kernel,
 }
 
@@ -83,7 +85,7 @@ impl Frame {
             (_, NativeFrames::Extensions) if !in_ruby => true,
             (Code::Interpreter | Code::Generated, _) => false,
             (Code::Libc, _) => inside,
-            (Code::Program | Code::Other, _) => inside || !self.starts_up(),
+            (Code::Program | Code::Extension | Code::Library, _) => inside || !self.starts_up(),
         }
     }
 }
@@ -119,7 +121,8 @@ pub(super) fn frames(
                     Role::Program => Code::Program,
                     Role::Libc => Code::Libc,
                     Role::Generated => Code::Generated,
-                    Role::Other => Code::Other,
+                    Role::Extension => Code::Extension,
+                    Role::Library => Code::Library,
                 },
             };
             Frame {

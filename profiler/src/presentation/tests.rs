@@ -60,7 +60,7 @@ impl Recording {
         let (kind, role, file) = match object {
             "kernel" => (
                 FunctionKind::Kernel,
-                Role::Other,
+                Role::Library,
                 "[kernel.kallsyms]".to_owned(),
             ),
             "ruby" => (
@@ -73,7 +73,7 @@ impl Recording {
             "jit" => (FunctionKind::Native, Role::Generated, "[jit]".to_owned()),
             other => (
                 FunctionKind::Native,
-                Role::Other,
+                Role::Library,
                 format!("/lib/{other}.so"),
             ),
         };
@@ -290,10 +290,29 @@ fn a_method_is_where_its_function_is() {
         file(&["a() ruby:vm_call_cfunc libc:memcpy zlib:hook"]),
         "<cfunc>"
     );
+    assert_eq!(file(&["a() ruby: libm:sqrt"]), "<cfunc>");
     assert_eq!(file(&["a() kernel:read"]), "<cfunc>");
     // The next method's function is not this one's.
     assert_eq!(file(&["a() b zlib:run"]), "<cfunc>");
     assert_eq!(file(&["a()"]), "<cfunc>");
+}
+
+#[test]
+fn files_have_roles_by_their_names() {
+    for (path, role) in [
+        ("/usr/lib/x86_64-linux-gnu/libc.so.6", Role::Libc),
+        ("/lib/x86_64-linux-gnu/libc-2.31.so", Role::Libc),
+        ("/lib/ld-musl-x86_64.so.1", Role::Libc),
+        ("/lib64/ld-linux-x86-64.so.2 (deleted)", Role::Libc),
+        ("[vdso]", Role::Libc),
+        ("/usr/lib/ruby/3.3.0/x86_64-linux/zlib.so", Role::Extension),
+        ("/gems/nokogiri.so (deleted)", Role::Extension),
+        ("/lib/libm.so.6", Role::Library),
+        ("/lib/libcrypto.so.3", Role::Library),
+        ("/usr/sbin/nginx", Role::Library),
+    ] {
+        assert_eq!(Role::of_file(path), role, "{path}");
+    }
 }
 
 #[test]

@@ -90,9 +90,7 @@ impl RawTable {
         let code = sections
             .iter()
             .map(|section| match section.address.checked_add(section.size) {
-                Some(end) if section.flags & u64::from(elf::SHF_EXECINSTR.0) != 0 => {
-                    (section.address, end)
-                }
+                Some(end) if section.flags & elf::SHF_EXECINSTR.0 != 0 => (section.address, end),
                 _ => (0, 0),
             })
             .collect();
@@ -278,7 +276,7 @@ fn sections(file: &File) -> Result<Vec<Section>, Unusable> {
 }
 
 fn contents(file: &File, section: &Section) -> Result<Vec<u8>, Unusable> {
-    if section.flags & u64::from(elf::SHF_COMPRESSED.0) != 0 || section.kind == elf::SHT_NOBITS.0 {
+    if section.flags & elf::SHF_COMPRESSED.0 != 0 || section.kind == elf::SHT_NOBITS.0 {
         return Err(Unusable::Malformed);
     }
     if section.size > MAX_TABLE {

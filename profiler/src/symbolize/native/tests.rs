@@ -3,11 +3,16 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
 use tempfile::TempDir;
 
+use super::table::RawTable;
+use super::table::Which;
+use super::table::functions;
 use super::*;
 use crate::profile::FunctionKind;
 use crate::targets::elf::Elf;
@@ -254,6 +259,36 @@ fn a_file_cut_while_in_use_does_no_harm() {
 }
 
 #[test]
+fn code_that_is_mapped_from_no_file_is_named_by_a_copy() {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| line.ends_with("[vdso]")).unwrap();
+    let (range, _) = line.split_once(' ').unwrap();
+    let (start, end) = range.split_once('-').unwrap();
+    let hex = |text| u64::from_str_radix(text, 16).unwrap();
+    let mut contents = vec![0; usize::try_from(hex(end) - hex(start)).unwrap()];
+    let memory = File::open("/proc/self/mem").unwrap();
+    memory.read_exact_at(&mut contents, hex(start)).unwrap();
+    let mut copy = tempfile::tempfile().unwrap();
+    copy.write_all(&contents).unwrap();
+
+    let tables = [RawTable::read(&copy, Which::Dynamic).unwrap().unwrap()];
+    let functions = functions(&tables);
+    let clock = functions
+        .iter()
+        .find(|f| f.name.ends_with(b"clock_gettime"));
+    let object = ObjectFile {
+        file: Arc::new(copy),
+        path: "[vdso]".into(),
+        process: None,
+    };
+    let (function, notes) = name_of(object, clock.unwrap().start + 1);
+    let function = function.unwrap();
+    assert!(function.label.ends_with("clock_gettime"), "{function:?}");
+    assert_eq!(&*function.file, "[vdso]");
+    assert_eq!(notes, [""; 0]);
+}
+
+#[test]
 fn files_beyond_the_budget_are_read_again() {
     let (c, cpp) = (built("cc"), built("c++"));
     let mut names = NativeNames::start(1).unwrap();
@@ -273,7 +308,7 @@ fn files_beyond_the_budget_are_read_again() {
 
 fn kernel_name(kallsyms: &str, address: u64) -> (Option<String>, Vec<String>) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
-    io::Write::write_all(&mut file, kallsyms.as_bytes()).unwrap();
+    file.write_all(kallsyms.as_bytes()).unwrap();
     let mut names = NativeNames::start_with(DEFAULT_BUDGET, file.path()).unwrap();
     names.want_kernel(address);
     assert!(names.wait(LONG));

@@ -122,7 +122,7 @@ impl Worker {
                     });
                 }
                 Request::Name(place) => {
-                    let name = self.name_or_give_up(place);
+                    let name = self.or_give_up(place, |worker| worker.name(place));
                     lock(&self.found).names.insert(place, name);
                 }
                 // Nobody may be waiting any more.
@@ -131,10 +131,14 @@ impl Worker {
         }
     }
 
-    /// Finds a name. Should a file bring a library to panic, it has no names
+    /// What `find` finds. Should a file bring a library to panic, it has no names
     /// from then on, and all others keep theirs.
-    fn name_or_give_up(&mut self, place: Place) -> Option<Arc<Function>> {
-        let name = catch_unwind(AssertUnwindSafe(|| self.name(place)));
+    fn or_give_up(
+        &mut self,
+        place: Place,
+        find: impl FnOnce(&mut Self) -> Option<Arc<Function>>,
+    ) -> Option<Arc<Function>> {
+        let name = catch_unwind(AssertUnwindSafe(|| find(self)));
         name.unwrap_or_else(|_| {
             self.symbolizer = symbolizer();
             for object in self.objects.values_mut() {
@@ -353,4 +357,71 @@ fn function(
     });
     named.insert(symbol.into(), Arc::clone(&function));
     function
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::DEFAULT_BUDGET;
+    use super::*;
+
+    /// A worker with two files, 2 and 3, and an address in each.
+    fn worker(budget: usize) -> (Worker, [Place; 2]) {
+        let mut worker = Worker::new(Arc::default(), budget, PathBuf::new());
+        let places = [2, 3].map(|id| {
+            let file = File::open("/proc/self/exe").unwrap();
+            let table = RawTable::read(&file, Which::All).unwrap().unwrap();
+            let tables = [table];
+            let address = functions(&tables).first().unwrap().start;
+            let object = Object {
+                file: ObjectFile {
+                    file: Arc::new(file),
+                    path: "/bin/test".into(),
+                    process: None,
+                },
+                symbols: Symbols::Unread,
+                debug: None,
+                named: HashMap::new(),
+                used: 0,
+            };
+            worker.objects.insert(id, object);
+            Place::Object(id, address)
+        });
+        (worker, places)
+    }
+
+    /// The files that are in memory.
+    fn loaded(worker: &Worker) -> Vec<u32> {
+        let is_loaded = |object: &Object| matches!(object.symbols, Symbols::Loaded(_));
+        let objects = worker.objects.iter();
+        let mut ids: Vec<u32> = (objects.filter(|(_, object)| is_loaded(object)))
+            .map(|(&id, _)| id)
+            .collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    #[test]
+    fn what_was_used_last_is_kept_within_the_budget() {
+        let (mut ample, places) = worker(DEFAULT_BUDGET);
+        let (mut tight, _) = worker(1);
+        for (place, id) in [(places[0], 2), (places[1], 3), (places[0], 2)] {
+            assert!(ample.name(place).is_some());
+            assert!(tight.name(place).is_some());
+            assert_eq!(loaded(&tight), [id]);
+        }
+        assert_eq!(loaded(&ample), [2, 3]);
+    }
+
+    #[test]
+    fn a_panic_costs_the_names_of_one_file() {
+        let (mut worker, places) = worker(DEFAULT_BUDGET);
+        let before = worker.name(places[1]);
+        let lost = worker.or_give_up(places[0], |_| panic!("as a library would"));
+        assert_eq!(lost, None);
+        assert_eq!(worker.name(places[0]), None);
+        assert!(before.is_some());
+        assert_eq!(worker.name(places[1]), before);
+        let notes = lock(&worker.found).notes.clone();
+        assert_eq!(notes, ["symbols of /bin/test could not be used"]);
+    }
 }
