@@ -71,11 +71,10 @@ impl Recording {
             "static" => (FunctionKind::Native, Role::Program, "/bin/ruby".to_owned()),
             "libc" => (FunctionKind::Native, Role::Libc, "/lib/libc.so".to_owned()),
             "jit" => (FunctionKind::Native, Role::Generated, "[jit]".to_owned()),
-            other => (
-                FunctionKind::Native,
-                Role::Library,
-                format!("/lib/{other}.so"),
-            ),
+            other => {
+                let file = format!("/lib/{other}.so");
+                (FunctionKind::Native, Role::of_file(&file), file)
+            }
         };
         let mapping = self.profile.intern_mapping(&Mapping {
             file: file.as_str().into(),
@@ -309,6 +308,7 @@ fn files_have_roles_by_their_names() {
         ("/gems/nokogiri.so (deleted)", Role::Extension),
         ("/lib/libm.so.6", Role::Library),
         ("/lib/libcrypto.so.3", Role::Library),
+        ("/opt/libfoo.so", Role::Library),
         ("/usr/sbin/nginx", Role::Library),
     ] {
         assert_eq!(Role::of_file(path), role, "{path}");
