@@ -115,4 +115,44 @@ mod tests {
         let long = label(&"é".repeat(2000));
         assert!(long.ends_with("é […]") && long.len() <= MAX_LABEL + 8);
     }
+
+    #[test]
+    fn names_made_to_do_harm_do_none() {
+        let fill = |start: &str, middle: &str, end: &str| {
+            let times = (MAX_MANGLED - start.len() - end.len()) / middle.len();
+            format!("{start}{}{end}", middle.repeat(times))
+        };
+        let names = [
+            // Deep ones, for the stack.
+            ("_Z1f", "P", "i"),
+            ("_Z1f", "FP", "i"),
+            ("_Z1fI", "X", ""),
+            ("_Z1fIX", "ad", "L_Z1gEEE"),
+            ("_Z1fIX", "pp", "1aEEvv"),
+            ("_ZZ", "Z", "1fvE"),
+            ("_ZN", "1aI", "i"),
+            ("_Z1fIX", "cl", "EEv"),
+            ("_Z1fDT", "clcv", "iEv"),
+            ("_R", "Nv", "C1a1b"),
+            ("_R", "I", "C1aE"),
+            ("_RIC1a", "R", "uE"),
+            ("_RIC1a", "FG_", "uE"),
+            // Those that refer to what came before, for the time.
+            ("_Z1f", "S_", ""),
+            ("_Z1fSt4pairIiiE", "St4pairIS0_S0_E", ""),
+            ("_RINvC1a1bT", "B2_", "EE"),
+            ("_RINvC1a1b", "TB2_B2_E", "E"),
+            ("_Z1fI", "Li1E", "EvT_"),
+            ("_Z1fI", "J", "EvDpT_"),
+        ];
+        let started = std::time::Instant::now();
+        // A stack like that of the thread that does it.
+        let thread = std::thread::Builder::new().stack_size(super::super::STACK);
+        let longest = thread.spawn(move || {
+            let labels = names.map(|(start, middle, end)| label(&fill(start, middle, end)));
+            labels.iter().map(String::len).max()
+        });
+        assert!(longest.unwrap().join().unwrap().unwrap() <= MAX_LABEL + 8);
+        assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
+    }
 }

@@ -51,6 +51,11 @@ pub const DEFAULT_BUDGET: usize = 64 << 20;
 /// Where the kernel lists its functions.
 const KALLSYMS: &str = "/proc/kallsyms";
 
+/// Stack of the thread, bytes. Names can be made so deep that taking them apart
+/// needs 4 MB where the compiler does not optimise, and half a megabyte where it
+/// does.
+const STACK: usize = 16 << 20;
+
 /// Most sentences about what went wrong; more would help nobody.
 const MAX_NOTES: usize = 20;
 
@@ -124,6 +129,7 @@ impl NativeNames {
         let (shared, kallsyms) = (Arc::clone(&found), kallsyms.to_owned());
         thread::Builder::new()
             .name("rbprof-symbols".to_owned())
+            .stack_size(STACK)
             .spawn(move || Worker::new(shared, budget, kallsyms).run(&received))?;
         Ok(Self {
             requests,
