@@ -9,7 +9,9 @@
 //! `Init_zlib`, `Class#new` an allocator, and whatever collects garbage the functions
 //! that mark and free objects. There other functions of the interpreter come first,
 //! and speak for it. They may have no names, so only few of those are passed over.
-//! Libraries hold no methods: it is the interpreter that calls `sqrt`.
+//! Libraries hold no methods: it is the interpreter that calls `sqrt`. And where
+//! machine code was walked at all, a method without any is the interpreter's: its
+//! own functions may have been left out of the recording.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -54,25 +56,88 @@ struct Votes {
     files: BTreeMap<Arc<str>, u64>,
 }
 
+impl Votes {
+    /// Adds what `count` samples say, in which `frame` is what decides.
+    fn add(&mut self, vote: Vote, profile: &Profile, frame: &Frame, count: u64) {
+        let sum = match vote {
+            Vote::None => return,
+            Vote::Interpreter => &mut self.interpreter,
+            Vote::File => match profile.mapping(frame.location.mapping) {
+                Some(mapping) => self.files.entry(Arc::clone(&mapping.file)).or_default(),
+                None => return,
+            },
+        };
+        *sum = sum.saturating_add(count);
+    }
+}
+
+/// What a frame says of the method before it.
+enum Vote {
+    /// Nothing.
+    None,
+    /// It is the interpreter's.
+    Interpreter,
+    /// It is in the file of the frame.
+    File,
+}
+
+/// What to do after a frame.
+enum Step {
+    /// Look at the next one.
+    On(Pending),
+    /// This one decides.
+    Done(Vote),
+}
+
+/// What is known at a node of the tree of stacks.
+#[derive(Clone, Copy, Default)]
+struct State {
+    pending: Option<Pending>,
+    /// There is machine code on the way to it.
+    walked: bool,
+}
+
 /// The files of methods in C that are in extensions, as mapped.
 pub(super) fn files(profile: &Profile, frames: &[Frame]) -> HashMap<FunctionId, Arc<str>> {
     let tree = profile.stack_tree();
-    let totals = totals(profile);
+    let (own, totals) = samples(profile);
     let mut votes: HashMap<FunctionId, Votes> = HashMap::new();
-    let mut pending: Vec<Option<Pending>> = vec![None];
+    let mut states = vec![State::default()];
     for (id, node) in tree.nodes() {
-        let before = pending.get(node.parent as usize).copied().flatten();
-        let total = totals.get(id as usize).copied().unwrap_or(0);
-        let after = frames.get(node.key as usize).and_then(|frame| {
+        let mut state = states
+            .get(node.parent as usize)
+            .copied()
+            .unwrap_or_default();
+        if let Some(frame) = frames.get(node.key as usize) {
+            let count = |of: &[u64]| of.get(id as usize).copied().unwrap_or(0);
+            if let Some(pending) = state.pending {
+                state.pending = match step(pending, frame, state.walked) {
+                    Step::On(pending) => Some(pending),
+                    Step::Done(vote) => {
+                        let votes = votes.entry(pending.method).or_default();
+                        votes.add(vote, profile, frame, count(&totals));
+                        None
+                    }
+                };
+            }
             if frame.function.kind == FunctionKind::CFunction {
-                return Some(Pending {
+                state.pending = Some(Pending {
                     method: frame.location.function,
                     nameless: 0,
                 });
             }
-            step(profile, before?, frame, total, &mut votes)
-        });
-        pending.push(after);
+            state.walked |= frame.function.kind == FunctionKind::Native;
+            // Stacks that end here.
+            if let State {
+                pending: Some(pending),
+                walked: true,
+            } = state
+            {
+                let votes = votes.entry(pending.method).or_default();
+                votes.add(Vote::Interpreter, profile, frame, count(&own));
+            }
+        }
+        states.push(state);
     }
     votes
         .into_iter()
@@ -84,38 +149,22 @@ pub(super) fn files(profile: &Profile, frames: &[Frame]) -> HashMap<FunctionId, 
         .collect()
 }
 
-/// Looks at the next frame towards the leaf; `total` samples have it.
-fn step(
-    profile: &Profile,
-    pending: Pending,
-    frame: &Frame,
-    total: u64,
-    votes: &mut HashMap<FunctionId, Votes>,
-) -> Option<Pending> {
+/// Looks at the next frame towards the leaf; `walked` if there was machine code
+/// before the method.
+fn step(pending: Pending, frame: &Frame, walked: bool) -> Step {
     let name = &*frame.function.base_label;
     match frame.code {
-        Code::Generated => Some(pending),
-        Code::Interpreter if frame.is_nameless() => {
-            let nameless = pending.nameless + 1;
-            (nameless <= MAX_NAMELESS).then_some(Pending {
-                nameless,
+        Code::Generated => Step::On(pending),
+        Code::Interpreter if frame.is_nameless() && pending.nameless < MAX_NAMELESS => {
+            Step::On(Pending {
+                nameless: pending.nameless + 1,
                 ..pending
             })
         }
-        Code::Interpreter if calls_methods(name) => Some(pending),
-        Code::Interpreter => {
-            let votes = votes.entry(pending.method).or_default();
-            votes.interpreter = votes.interpreter.saturating_add(total);
-            None
-        }
-        Code::Extension if !name.starts_with("Init_") => {
-            let file = &profile.mapping(frame.location.mapping)?.file;
-            let votes = votes.entry(pending.method).or_default();
-            let count = votes.files.entry(Arc::clone(file)).or_default();
-            *count = count.saturating_add(total);
-            None
-        }
-        _ => None,
+        Code::Interpreter if calls_methods(name) => Step::On(pending),
+        Code::Extension if !name.starts_with("Init_") => Step::Done(Vote::File),
+        Code::Method | Code::Marker | Code::Kernel if !walked => Step::Done(Vote::None),
+        _ => Step::Done(Vote::Interpreter),
     }
 }
 
@@ -123,15 +172,17 @@ fn calls_methods(name: &str) -> bool {
     name.contains("cfunc") || CALLERS.iter().any(|caller| name.starts_with(caller))
 }
 
-/// Samples whose stack passes through each node of the tree of stacks.
-fn totals(profile: &Profile) -> Vec<u64> {
+/// Samples whose stack ends at each node of the tree of stacks, and those whose
+/// stack passes through it or ends there.
+fn samples(profile: &Profile) -> (Vec<u64>, Vec<u64>) {
     let tree = profile.stack_tree();
-    let mut totals = vec![0_u64; tree.len()];
+    let mut own = vec![0_u64; tree.len()];
     for (stack, _, count) in profile.counts() {
-        if let Some(total) = totals.get_mut(stack.index()) {
-            *total = total.saturating_add(count);
+        if let Some(own) = own.get_mut(stack.index()) {
+            *own = own.saturating_add(count);
         }
     }
+    let mut totals = own.clone();
     // Children have greater numbers than their parents.
     for (id, node) in tree.nodes().rev() {
         let above = totals.get(id as usize).copied().unwrap_or(0);
@@ -139,5 +190,5 @@ fn totals(profile: &Profile) -> Vec<u64> {
             *below = below.saturating_add(above);
         }
     }
-    totals
+    (own, totals)
 }

@@ -337,6 +337,24 @@ fn a_method_has_one_file_in_all_stacks() {
 }
 
 #[test]
+fn where_the_interpreter_was_left_out_its_methods_are_still_its_own() {
+    let mut recording = Recording::default();
+    recording.sample("libc:start <main> push()", 5);
+    recording.sample("libc:start <main> push() zlib:mark", 1);
+    recording.sample("libc:start <main> map() work", 5);
+    recording.sample("libc:start <main> map() zlib:mark", 1);
+    recording.sample("libc:start <main> deflate() zlib:run", 3);
+    recording.sample("libc:start <main> deflate()", 1);
+    let expected = [
+        "<main> deflate@/lib/zlib.so 4",
+        "<main> map@<cfunc> 1",
+        "<main> map@<cfunc> work 5",
+        "<main> push@<cfunc> 6",
+    ];
+    assert_eq!(recording.shown(NativeFrames::None), expected);
+}
+
+#[test]
 fn mappings_tell_whether_all_in_them_has_names() {
     let mut recording = Recording::default();
     recording.sample("<main> zlib:run libz: kernel:read", 1);
