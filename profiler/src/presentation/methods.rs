@@ -72,6 +72,7 @@ impl Votes {
 }
 
 /// What a frame says of the method before it.
+#[derive(Clone, Copy)]
 enum Vote {
     /// Nothing.
     None,
