@@ -7,6 +7,7 @@
 //! | [`targets`] | which processes, which Ruby in them, where its roots are |
 //! | [`symbolize`] | frames as the kernel half sends them, to names and lines |
 //! | [`profile`] | interned functions, locations, stacks, counts, labels |
+//! | [`presentation`] | which frames of machine code are shown, and their names |
 //! | [`output`] | writers over a profile: pprof, folded stacks, flame graph, table |
 //!
 //! [`inspect`] tells what [`targets`] knows of a process or a file.
@@ -22,6 +23,7 @@ pub mod layouts;
 pub mod memory;
 pub mod native;
 pub mod output;
+pub mod presentation;
 pub mod profile;
 pub mod samples;
 pub mod session;

@@ -9,6 +9,7 @@ use clap::Subcommand;
 use clap::ValueEnum;
 
 use crate::output::Format;
+use crate::presentation::NativeFrames;
 
 /// An out-of-process eBPF profiler for Ruby.
 #[derive(Debug, Parser)]
@@ -136,6 +137,18 @@ pub struct Record {
     #[arg(long, value_name = "FILE")]
     pub layout: Option<PathBuf>,
 
+    /// Which machine code to show between, under and above Ruby methods.
+    #[arg(long, value_enum, value_name = "WHICH", default_value = "extensions")]
+    pub native: NativeArgument,
+
+    /// Show frames of the kernel. This is the default.
+    #[arg(long, overrides_with = "no_kernel")]
+    pub kernel: bool,
+
+    /// Show no frames of the kernel.
+    #[arg(long, overrides_with = "kernel")]
+    pub no_kernel: bool,
+
     /// Print nothing but errors.
     #[arg(short, long)]
     pub quiet: bool,
@@ -166,6 +179,28 @@ impl From<FormatArgument> for Format {
             FormatArgument::Pprof => Self::Pprof,
             FormatArgument::Folded => Self::Folded,
             FormatArgument::Svg => Self::Svg,
+        }
+    }
+}
+
+/// The names of the choices of machine code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NativeArgument {
+    /// C extensions and libraries, but not the interpreter itself; all machine
+    /// code of threads that run no Ruby.
+    Extensions,
+    /// All, the interpreter included.
+    All,
+    /// None: Ruby methods only.
+    None,
+}
+
+impl From<NativeArgument> for NativeFrames {
+    fn from(argument: NativeArgument) -> Self {
+        match argument {
+            NativeArgument::Extensions => Self::Extensions,
+            NativeArgument::All => Self::All,
+            NativeArgument::None => Self::None,
         }
     }
 }

@@ -11,6 +11,8 @@ use crate::kernel;
 use crate::kernel::Looping;
 use crate::output::Destination;
 use crate::output::Format;
+use crate::presentation::NativeFrames;
+use crate::presentation::Presentation;
 
 /// The arguments do not make sense: exit status 2.
 #[derive(Debug)]
@@ -66,6 +68,8 @@ pub struct Plan {
     pub default_format: Format,
     /// File with the layout of every Ruby.
     pub layout: Option<PathBuf>,
+    /// Which machine code is shown.
+    pub presentation: Presentation,
     /// Print nothing but errors.
     pub quiet: bool,
     /// Settings of the kernel half.
@@ -86,6 +90,9 @@ impl Plan {
             output,
             format,
             layout,
+            native,
+            kernel,
+            no_kernel,
             quiet,
             bpf_log,
             no_bpf_loop,
@@ -106,6 +113,13 @@ impl Plan {
                 "standard output can take one profile only".into(),
             ));
         }
+        let native = NativeFrames::from(native);
+        if kernel && native == NativeFrames::None {
+            return Err(UsageError::of(
+                "record",
+                "--kernel asks for frames that --native=none leaves out".into(),
+            ));
+        }
         pid.sort_unstable();
         pid.dedup();
         let subject = if program.is_empty() {
@@ -119,6 +133,10 @@ impl Plan {
             outputs,
             default_format: format.unwrap_or(Format::Pprof),
             layout,
+            presentation: Presentation {
+                native,
+                kernel: !no_kernel,
+            },
             quiet,
             kernel: kernel::Options {
                 frequency: u64::from(frequency),
@@ -179,5 +197,50 @@ fn output_of(path: PathBuf, format: Option<Format>) -> Result<Output, UsageError
                 ),
             )),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::args::Arguments;
+    use crate::cli::args::Command;
+
+    fn presentation(arguments: &[&str]) -> Result<Presentation, String> {
+        let all = ["rbprof", "record", "--pid", "7"].iter().chain(arguments);
+        let parsed = Arguments::try_parse_from(all).map_err(|error| error.to_string())?;
+        let Command::Record(record) = parsed.command else {
+            panic!("another command");
+        };
+        let plan = Plan::new(record).map_err(|error| error.to_string())?;
+        Ok(plan.presentation)
+    }
+
+    #[test]
+    fn machine_code_is_shown_as_asked() {
+        let shown = |native, kernel| Ok(Presentation { native, kernel });
+        assert_eq!(presentation(&[]), Ok(Presentation::default()));
+        assert_eq!(
+            presentation(&["--native", "all"]),
+            shown(NativeFrames::All, true)
+        );
+        assert_eq!(
+            presentation(&["--native=extensions", "--no-kernel"]),
+            shown(NativeFrames::Extensions, false)
+        );
+        // The last word counts.
+        assert_eq!(
+            presentation(&["--no-kernel", "--kernel"]),
+            shown(NativeFrames::Extensions, true)
+        );
+        assert_eq!(
+            presentation(&["--kernel", "--no-kernel", "--native=none"]),
+            shown(NativeFrames::None, false)
+        );
+        assert!(presentation(&["--native=some"]).is_err());
+        let error = presentation(&["--native=none", "--kernel"]).unwrap_err();
+        assert!(error.starts_with("--kernel asks"), "{error}");
     }
 }

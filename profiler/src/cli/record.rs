@@ -75,6 +75,7 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
 
     let mut stop = Stop::new()?;
     let mut session = Session::new(&plan.kernel)?;
+    session.present(plan.presentation);
     if let (Some(layout), Some(path)) = (layout, &plan.layout) {
         session.use_layout(layout, &path.display().to_string());
     }

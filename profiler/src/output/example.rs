@@ -18,8 +18,9 @@ pub(super) struct Builder {
 
 impl Builder {
     /// Samples of a stack, outermost frame first. A frame is `label:line` of
-    /// a Ruby function, `label:c` of a C function, `label:m` of a marker; a
-    /// file may follow after `@`, and a first line after another `:`.
+    /// a Ruby function, `label:c` of a C function, `label:n` of machine code,
+    /// `label:k` of the kernel, `label:m` of a marker; a file may follow after
+    /// `@`, and a first line after another `:`.
     pub(super) fn sample(&mut self, tid: u32, frames: &[&str], count: u64) {
         let mut ids: Vec<LocationId> = frames.iter().map(|f| self.location(f)).collect();
         ids.reverse();
@@ -35,11 +36,15 @@ impl Builder {
     }
 
     fn location(&mut self, frame: &str) -> LocationId {
-        let (frame, file) = frame.split_once('@').unwrap_or((frame, "/app/a.rb"));
+        let (frame, given) =
+            (frame.split_once('@')).map_or((frame, None), |(frame, file)| (frame, Some(file)));
+        let file = given.unwrap_or("/app/a.rb");
         let (label, line) = frame.rsplit_once(':').unwrap();
         let (file, first_line) = file.rsplit_once(':').unwrap_or((file, "1"));
         let (kind, file) = match line {
-            "c" => (FunctionKind::CFunction, "<cfunc>"),
+            "c" => (FunctionKind::CFunction, given.unwrap_or("<cfunc>")),
+            "n" => (FunctionKind::Native, given.unwrap_or("")),
+            "k" => (FunctionKind::Kernel, "[kernel.kallsyms]"),
             "m" => (FunctionKind::Marker, ""),
             _ => (FunctionKind::Ruby, file),
         };

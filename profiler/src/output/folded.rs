@@ -137,6 +137,29 @@ block in Shop::Server#run;Shop.fib;Shop.fib;Shop.fib 30
     }
 
     #[test]
+    fn machine_code_is_a_frame_like_any_other() {
+        let mut builder = example::Builder::default();
+        let stack = [
+            "main:1",
+            "a:c@/zlib.so",
+            "shop::f(int):n@/zlib.so",
+            "[libz.so.1]:n",
+            "read:k",
+        ];
+        builder.sample(1, &stack, 3);
+        let text = written(&builder.profile, FoldedOptions::default());
+        assert_eq!(text, "main;a;shop::f(int);[libz.so.1];read 3\n");
+        let options = FoldedOptions {
+            lines: true,
+            threads: false,
+        };
+        let text = written(&builder.profile, options);
+        let expected = "main (/app/a.rb:1);a (/zlib.so);shop::f(int) (/zlib.so);[libz.so.1];\
+             read ([kernel.kallsyms]) 3\n";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
     fn files_lines_and_threads_on_demand() {
         let options = FoldedOptions {
             lines: true,

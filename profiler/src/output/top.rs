@@ -280,6 +280,37 @@ CPU profile of puma 6.4 [shop] (pid 4242)
     }
 
     #[test]
+    fn machine_code_is_shown_with_its_file() {
+        let mut builder = example::Builder::default();
+        let deflate = "Zlib::Deflate#deflate:c@/usr/lib/ruby/zlib.so";
+        let stack = [
+            "main:1",
+            deflate,
+            "zrun:n@/usr/lib/ruby/zlib.so",
+            "[libz.so.1]:n",
+            "read:k",
+        ];
+        builder.sample(1, &stack, 3);
+        let text = render(&builder.profile, TopOptions { rows: 9, width: 90 });
+        let rows: Vec<Vec<&str>> = (text.lines().skip(4))
+            .map(|line| line.split_whitespace().skip(3).collect())
+            .collect();
+        let expected: [&[&str]; 6] = [
+            &["read", "[kernel.kallsyms]"],
+            &["Zlib::Deflate#deflate", "/usr/lib/ruby/zlib.so"],
+            &["[libz.so.1]"],
+            &["main", "/app/a.rb:1"],
+            &["zrun", "/usr/lib/ruby/zlib.so"],
+            &[],
+        ];
+        assert_eq!(
+            rows[..rows.len().min(6)],
+            expected[..rows.len().min(6)],
+            "{text}"
+        );
+    }
+
+    #[test]
     fn it_fits_the_terminal() {
         for width in 50..130 {
             let text = render(&example::profile(), TopOptions { rows: 9, width });

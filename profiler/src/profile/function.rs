@@ -33,3 +33,18 @@ pub struct Function {
     /// First line of the definition; 0 where there is none.
     pub first_line: u32,
 }
+
+impl Function {
+    /// A frame that says what could not be known.
+    #[must_use]
+    pub fn marker(label: &str) -> Arc<Self> {
+        let label: Arc<str> = label.into();
+        Arc::new(Self {
+            kind: FunctionKind::Marker,
+            base_label: Arc::clone(&label),
+            label,
+            file: "".into(),
+            first_line: 0,
+        })
+    }
+}

@@ -161,6 +161,12 @@ impl Profile {
         StackId::from_index(id as usize)
     }
 
+    /// The id of a stack with one more frame at its leaf.
+    pub(crate) fn extend_stack(&mut self, stack: StackId, leaf: LocationId) -> StackId {
+        let id = self.stacks.child(key(stack.index()), key(leaf.index()));
+        StackId::from_index(id as usize)
+    }
+
     /// The id of a set of labels.
     pub fn intern_labels(&mut self, labels: &Labels) -> LabelsId {
         let index = match self.labels.get_index_of(labels) {

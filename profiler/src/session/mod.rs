@@ -43,6 +43,9 @@ use crate::kernel::Kernel;
 use crate::kernel::KernelError;
 use crate::native::objects::Objects;
 use crate::native::spaces::Spaces;
+use crate::presentation;
+use crate::presentation::Presentation;
+use crate::presentation::Role;
 use crate::profile::FunctionId;
 use crate::profile::LabelsId;
 use crate::profile::LocationId;
@@ -99,6 +102,7 @@ pub struct Session {
     labels: HashMap<(u32, u32, [u8; 16]), LabelsId>,
     started: Instant,
     observer: Option<Observer>,
+    presentation: Presentation,
     /// Samples that wait for the end of their batch.
     batch: Vec<Sample>,
     /// Stacks whose frames came since the last poll.
@@ -154,6 +158,7 @@ impl Session {
             labels: HashMap::new(),
             started: Instant::now(),
             observer: None,
+            presentation: Presentation::default(),
             batch: Vec::new(),
             fresh: HashSet::new(),
             replaced: HashMap::new(),
@@ -198,6 +203,11 @@ impl Session {
     #[must_use]
     pub fn objects(&self) -> Option<&Objects> {
         self.spaces.as_ref().map(|spaces| &spaces.objects)
+    }
+
+    /// Sets what of the recording [`Session::finish`] gives.
+    pub const fn present(&mut self, presentation: Presentation) {
+        self.presentation = presentation;
     }
 
     /// Has every sample with Ruby frames shown to `observer`.
@@ -467,7 +477,12 @@ impl Session {
             Ok(counters) => self.account.describe(&counters, &mut self.profile.metadata),
             Err(error) => self.warn(&format!("reading the kernel's counters: {error}")),
         }
-        self.profile
+        presentation::present(
+            self.profile,
+            self.presentation,
+            |_| Role::default(),
+            |_| None,
+        )
     }
 }
 

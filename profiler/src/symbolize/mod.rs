@@ -15,6 +15,7 @@
 //! | `method_table` | whether a class has a method |
 //! | `symbol_table` | names of C methods |
 //! | `labels` | how Ruby puts a label together |
+//! | [`native`] | names of machine code, of the process and of the kernel |
 
 mod arrays;
 mod cache;
@@ -26,6 +27,7 @@ mod labels;
 mod lines;
 mod method_table;
 mod methods;
+pub mod native;
 mod strings;
 mod symbol_table;
 #[cfg(test)]

@@ -83,6 +83,12 @@ impl DebugFile {
     pub fn elf(&self) -> Option<Elf<'_, &FileCache>> {
         Elf::parse(&self.file).ok()
     }
+
+    /// The file itself.
+    #[must_use]
+    pub fn into_file(self) -> File {
+        self.file.into_inner().into_file()
+    }
 }
 
 /// Where a debug file may be.

@@ -94,6 +94,11 @@ pub struct FileReader {
 }
 
 impl FileReader {
+    /// The file itself.
+    pub(super) fn into_file(self) -> File {
+        self.file
+    }
+
     /// Takes so many bytes from what may be read.
     fn spend(&mut self, length: usize) -> std::result::Result<(), ()> {
         self.left = self.left.checked_sub(length as u64).ok_or(())?;

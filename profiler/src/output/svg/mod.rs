@@ -323,6 +323,36 @@ mod tests {
     }
 
     #[test]
+    fn machine_code_has_colours_of_its_own_and_its_file() {
+        let mut builder = example::Builder::default();
+        let deflate = "Zlib::Deflate#deflate:c@/usr/lib/ruby/zlib.so";
+        let stack = [
+            "main:1",
+            deflate,
+            "zrun(int):n@/usr/lib/ruby/zlib.so",
+            "read:k",
+        ];
+        builder.sample(1, &stack, 3);
+        let svg = written(&builder.profile);
+        let texts = elements(&svg, "text");
+        for kind in ["Ruby", "C", "native", "kernel"] {
+            assert!(
+                texts[1].contains(&format!("</tspan> {kind}")),
+                "{}",
+                texts[1]
+            );
+        }
+        let tooltips = elements(&svg, "title");
+        for expected in [
+            "Zlib::Deflate#deflate (3 samples, 100.00%, /usr/lib/ruby/zlib.so)",
+            "zrun(int) (3 samples, 100.00%, /usr/lib/ruby/zlib.so)",
+            "read (3 samples, 100.00%, [kernel.kallsyms])",
+        ] {
+            assert!(tooltips.contains(&expected), "{expected}: {tooltips:?}");
+        }
+    }
+
+    #[test]
     fn boxes_have_labels_and_tooltips_files() {
         let svg = written(&example::profile());
         let tooltips = elements(&svg, "title");
