@@ -6,12 +6,14 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+use rbprof::memory::TargetMemory;
 use rbprof::profile::Function;
 use rbprof::profile::FunctionKind;
 use rbprof::symbolize::Resolved;
 use rbprof::symbolize::RubyNames;
 use rbprof_common::layout;
 use rbprof_common::layout::Layout;
+use rbprof_common::layout::Machine;
 use rbprof_common::layout::Version;
 use rbprof_common::walk::FrameSink;
 use rbprof_common::walk::Scratch;
@@ -200,6 +202,39 @@ fn the_context_is_thread_local() {
             usize::from(thread_local),
             "{file}: {places:?}"
         );
+    }
+}
+
+/// All dumps are of threads that run or wait in Ruby, and of one Ractor; their
+/// collectors are at rest.
+#[test]
+fn collectors_are_where_the_table_has_them() {
+    for (_, file, version) in DUMPS {
+        let dump = Dump::load(file, version);
+        let vm = dump.roots.vm;
+        let word = |addr: u64| TargetMemory::word(&dump.memory, addr).unwrap();
+        let machine = if version == Version::new(3, 2, 0) {
+            Machine::Aarch64
+        } else {
+            Machine::X86_64
+        };
+        if let Some(offsets) = dump.layout.collector_on(machine) {
+            let flags = word(word(vm + offsets.vm_objspace) + offsets.objspace.flags);
+            eprintln!("{file}: flags {flags:#x}");
+            // The C compiler's 13 bits, of which most tell of a collection.
+            let at_rest = 1 << 12 | 1 << 9;
+            assert_eq!(flags & 0xffff_ffff & !at_rest, 0, "{file}: {flags:#x}");
+        }
+        let ractors = dump.layout.ractors_on(machine);
+        assert_eq!(ractors.is_some(), version >= Version::new(3, 0, 0));
+        if let Some(offsets) = ractors {
+            let ec = dump.roots.main.ec;
+            let thread = word(ec + u64::from(dump.layout.walk.ec_thread));
+            let ractor = word(thread + u64::from(offsets.thread_ractor));
+            assert_eq!(word(ractor + u64::from(offsets.running_ec)), ec, "{file}");
+            assert_eq!(word(vm + offsets.vm_ractors) as u32, 1, "{file}");
+            assert_eq!(word(vm + offsets.vm_lock_owner), 0, "{file}");
+        }
     }
 }
 

@@ -59,7 +59,7 @@ fn sample(ctx: PerfEventContext) -> u32 {
     let Some((state, scratch, stack)) = buffers() else {
         return 0;
     };
-    if begin(&ctx, state) {
+    if begin(&ctx, state, stack) {
         let mut work = Work {
             state,
             scratch,
@@ -100,10 +100,10 @@ unsafe extern "C" fn walk_step(_index: u32, work: *mut c_void) -> i64 {
 /// The tick on kernels without `bpf_loop`.
 #[perf_event]
 fn sample_chained(ctx: PerfEventContext) -> u32 {
-    let Some((state, _, _)) = buffers() else {
+    let Some((state, _, stack)) = buffers() else {
         return 0;
     };
-    if begin(&ctx, state) {
+    if begin(&ctx, state, stack) {
         // SAFETY: the program array holds perf event programs only.
         unsafe { NEXT.tail_call(&ctx, 0) };
         if let Some((state, _, stack)) = buffers() {
@@ -152,7 +152,7 @@ fn buffers() -> Option<(*mut State, *mut Scratch, *mut StackBuffer)> {
 /// Fills in the head of the sample. `true` when there is a Ruby stack to walk;
 /// otherwise the sample, if there is one, has been sent.
 #[inline(always)]
-fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
+fn begin(ctx: &PerfEventContext, state: *mut State, stack: *mut StackBuffer) -> bool {
     let Some((tgid, tid)) = current_ids() else {
         return false;
     };
@@ -203,8 +203,14 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
     };
     match context {
         Ok(context) => {
-            state.sample.epoch = entry.collector.epoch(&UserMemory);
+            let activity = entry.collector.activity(&UserMemory);
+            state.sample.epoch = activity.epoch;
             state.walk = RubyWalk::start(&context, &entry.layout);
+            if let Some(frame) =
+                (entry.collector).frame(activity, &context, &entry.layout, &UserMemory)
+            {
+                push(state, stack, frame);
+            }
             true
         }
         Err(reason) => {
@@ -225,6 +231,15 @@ fn begin(ctx: &PerfEventContext, state: *mut State) -> bool {
             false
         }
     }
+}
+
+/// Puts a frame that is not of the walk on the stack.
+#[inline(always)]
+fn push(state: &mut State, stack: *mut StackBuffer, frame: Frame) {
+    let State { hash, count, .. } = state;
+    // SAFETY: the buffer is this CPU's own.
+    let stack = unsafe { &mut *stack };
+    Sink { hash, count, stack }.push(frame);
 }
 
 /// Whether the tick hit kernel mode.
