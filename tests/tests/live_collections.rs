@@ -21,7 +21,7 @@ const RAREST: f64 = 0.02;
 
 #[test]
 fn on_debian_2_7_4() -> Result<()> {
-    collections_are_where_they_belong("debian-2.7.4", &["collects"])
+    collections_are_where_they_belong("debian-2.7.4", &["collects", "sweeps"])
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn on_static_3_3_8() -> Result<()> {
 }
 
 /// What `collections.rb` goes through from Ruby 3.1 on.
-const ALL: [&str; 4] = ["collects", "litters", "compacts", "ractors"];
+const ALL: [&str; 5] = ["collects", "sweeps", "litters", "compacts", "ractors"];
 
 /// A phase of `collections.rb`, as that measured it.
 struct Phase {
@@ -214,17 +214,22 @@ fn check(
         phase.share
     );
     let (callers, needed): (&[&str], &[&str]) = match phase.name.as_str() {
-        "collects" => (
+        "collects" => (&["GC.start", "Object#collects"], &["(marking)"]),
+        "sweeps" => (
             &["GC.start", "Object#collects"],
             &["(marking)", "(sweeping)"],
         ),
         "litters" => (&["Object#litters"], &["(marking)", "(sweeping)"]),
-        "compacts" => (&["GC.compact", "Object#compacts"], &["(compacting)"]),
+        // What is compacted all the time often cannot be named. Ruby 3.1 moves
+        // objects while it sweeps.
+        "compacts" if ruby.contains("3.1") => (&["GC.compact"], &["(sweeping)"]),
+        "compacts" => (&["GC.compact"], &["(compacting)"]),
         _ => (&[], &[]),
     };
     for (_, below) in &collecting {
+        // Ruby allocates in C methods and in Ruby's own.
         let right = match callers {
-            [anywhere] => below.contains(anywhere),
+            [allocates] if phase.name == "litters" => below.contains(allocates),
             callers => below.starts_with(callers),
         };
         ensure!(right, "collecting on behalf of {below:?}");
@@ -254,7 +259,7 @@ fn check(
     // Before 3.0, a thread without the GVL has no frames.
     if phase.name == "collects" && !ruby.contains("2.7") {
         let seen = others.iter().filter(|sample| sample.tid == outsider);
-        ensure!(seen.count() >= ENOUGH / 2, "the outsider was hardly seen");
+        ensure!(seen.count() >= ENOUGH / 10, "the outsider was hardly seen");
     }
     Ok(())
 }
