@@ -387,7 +387,7 @@ pub struct Layout {
     pub walk: WalkLayout,
     /// For the symbolizer.
     pub names: NameLayout,
-    /// For telling whether the garbage collector has run.
+    /// For telling whether the garbage collector has run, and who collects.
     pub collector: CollectorLayout,
     /// Where ZJIT is on, it keeps the `pc` and `iseq` of its frames behind
     /// `rb_control_frame_t.jit_return` (4.1).
@@ -408,17 +408,40 @@ impl Layout {
     }
 
     /// Where the garbage collector keeps what it is doing on that machine, if
-    /// all of it is known.
+    /// that is known.
     #[must_use]
     pub const fn collector_on(&self, machine: Machine) -> Option<CollectorOffsets> {
-        match (
+        let (Some(vm_objspace), Some(objspace)) = (
             self.collector.vm_objspace.on(machine),
             self.collector.objspace,
-        ) {
-            (Some(vm_objspace), Some(ObjspaceLayout { flags, count })) => Some(CollectorOffsets {
-                vm_objspace,
-                flags,
-                count,
+        ) else {
+            return None;
+        };
+        Some(CollectorOffsets {
+            vm_objspace,
+            objspace,
+        })
+    }
+
+    /// Where Ruby keeps which thread runs on that machine, if all of it is
+    /// known.
+    #[must_use]
+    pub const fn ractors_on(&self, machine: Machine) -> Option<RactorOffsets> {
+        let Some(RactorLayout {
+            thread_ractor,
+            vm_ractors,
+            running_ec,
+            vm_lock_owner,
+        }) = self.collector.ractors
+        else {
+            return None;
+        };
+        match (running_ec.on(machine), vm_lock_owner.on(machine)) {
+            (Some(running_ec), Some(vm_lock_owner)) => Some(RactorOffsets {
+                thread_ractor,
+                vm_ractors,
+                running_ec: running_ec as u32,
+                vm_lock_owner,
             }),
             _ => None,
         }
@@ -432,16 +455,18 @@ pub struct CollectorLayout {
     pub vm_objspace: PerMachine,
     /// Inside of it.
     pub objspace: Option<ObjspaceLayout>,
+    /// What tells which thread collects (3.0 on).
+    pub ractors: Option<RactorLayout>,
 }
 
 /// What is looked at in `rb_objspace_t`. Source: live processes, searched for
 /// the value of `GC.count` while it changed; the flags from the headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObjspaceLayout {
-    /// The word of flags, whose low two bits are the mode.
+    /// The word of [`collector_flags`].
     pub flags: u64,
     /// `rb_objspace_t.profile.count`: collections begun.
-    pub count: u64,
+    pub count: Option<u64>,
 }
 
 /// Where the garbage collector of a process keeps what it is doing.
@@ -449,10 +474,35 @@ pub struct ObjspaceLayout {
 pub struct CollectorOffsets {
     /// `rb_vm_t.objspace`.
     pub vm_objspace: u64,
-    /// The word of flags in `rb_objspace_t`, whose low two bits are the mode.
-    pub flags: u64,
-    /// `rb_objspace_t.profile.count`: collections begun.
-    pub count: u64,
+    /// Inside of it.
+    pub objspace: ObjspaceLayout,
+}
+
+/// Where a release keeps which thread of a Ractor has its lock, and which
+/// Ractor that of the VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RactorLayout {
+    /// `rb_thread_t.ractor`.
+    pub thread_ractor: u32,
+    /// `rb_vm_t.ractor.cnt` (32 bits).
+    pub vm_ractors: u64,
+    /// `rb_ractor_t.threads.running_ec`, behind two mutexes of the C library.
+    pub running_ec: PerMachine,
+    /// `rb_vm_t.ractor.sync.lock_owner`, behind one.
+    pub vm_lock_owner: PerMachine,
+}
+
+/// [`RactorLayout`] on one machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RactorOffsets {
+    /// `rb_thread_t.ractor`.
+    pub thread_ractor: u32,
+    /// `rb_vm_t.ractor.cnt` (32 bits).
+    pub vm_ractors: u64,
+    /// `rb_ractor_t.threads.running_ec`.
+    pub running_ec: u32,
+    /// `rb_vm_t.ractor.sync.lock_owner`.
+    pub vm_lock_owner: u64,
 }
 
 /// A collector whose pointer is at these offsets in the VM.
@@ -460,6 +510,7 @@ const fn collector(
     x86_64: u64,
     aarch64: Option<u64>,
     objspace: Option<ObjspaceLayout>,
+    ractors: Option<RactorLayout>,
 ) -> CollectorLayout {
     CollectorLayout {
         vm_objspace: PerMachine {
@@ -467,19 +518,40 @@ const fn collector(
             aarch64,
         },
         objspace,
+        ractors,
     }
 }
 
-const fn objspace(flags: u64, count: u64) -> Option<ObjspaceLayout> {
+const fn objspace(flags: u64, count: Option<u64>) -> Option<ObjspaceLayout> {
     Some(ObjspaceLayout { flags, count })
 }
 
-/// Modes of the garbage collector.
-pub mod collector_mode {
-    /// The bits of the flags that tell it.
-    pub const MASK: u64 = 3;
-    /// Finding out what is in use.
+/// Ractors whose `threads.running_ec` is at that offset on x86-64. Mutexes of
+/// the C library have 48 bytes on arm64 rather than 40.
+const fn ractors(running_ec: u64) -> Option<RactorLayout> {
+    Some(RactorLayout {
+        thread_ractor: 24,
+        vm_ractors: 24,
+        running_ec: PerMachine {
+            x86_64: Some(running_ec),
+            aarch64: Some(running_ec + 16),
+        },
+        vm_lock_owner: PerMachine {
+            x86_64: Some(88),
+            aarch64: Some(96),
+        },
+    })
+}
+
+/// Flags of the garbage collector, the same from 2.6 to 4.0.
+pub mod collector_flags {
+    /// The bits that tell the mode: a [`gc_phase`](crate::wire::gc_phase). It
+    /// stays set between two slices of a phase.
+    pub const MODE: u64 = 3;
+    /// The mode of finding out what is in use.
     pub const MARKING: u64 = 1;
+    /// A thread is collecting at this moment.
+    pub const DURING_GC: u64 = 1 << 5;
 }
 
 const fn walk(
@@ -597,7 +669,12 @@ const fn ruby_3_1(from: u16, to: u16, vm_objspace: u64) -> Layout {
         names: old_names(168, 280, 12, 169, 80),
         // Three mutexes of the C library lie before it, of 48 bytes each on
         // arm64 rather than 40.
-        collector: collector(vm_objspace, Some(vm_objspace + 24), objspace(16, 440)),
+        collector: collector(
+            vm_objspace,
+            Some(vm_objspace + 24),
+            objspace(16, Some(440)),
+            ractors(520),
+        ),
         zjit: false,
         development: false,
     }
@@ -621,20 +698,30 @@ const fn ruby_3_2(from: u16, to: u16, vm_objspace: u64) -> Layout {
             24,
             112,
         ),
-        collector: collector(vm_objspace, Some(vm_objspace + 24), None),
+        collector: collector(
+            vm_objspace,
+            Some(vm_objspace + 24),
+            objspace(16, None),
+            ractors(520),
+        ),
         zjit: false,
         development: false,
     }
 }
 
-/// Ruby 4.0, whose `rb_vm_t` grew by a word in 4.0.6.
-const fn ruby_4_0(from: u16, to: u16, vm_objspace: u64) -> Layout {
+/// Ruby 4.0, whose `rb_vm_t` and `rb_ractor_t` grew by a word in 4.0.6.
+const fn ruby_4_0(from: u16, to: u16, vm_objspace: u64, running_ec: u64) -> Layout {
     Layout {
         from: Version::new(4, 0, from),
         to: Version::new(4, 0, to),
         walk: walk(56, 48, 32, 48, 0).with_jit_return(48),
         names: names(168, 304, 171, 1 << 13, class_fields(24, 112, 128), 48, 120),
-        collector: collector(vm_objspace, Some(vm_objspace + 24), None),
+        collector: collector(
+            vm_objspace,
+            Some(vm_objspace + 24),
+            objspace(28, None),
+            ractors(running_ec),
+        ),
         zjit: false,
         development: false,
     }
@@ -670,6 +757,7 @@ const RUBY_4_1_DEV: Layout = Layout {
             aarch64: None,
         },
         objspace: None,
+        ractors: None,
     },
     zjit: true,
     development: true,
@@ -686,7 +774,7 @@ pub static LAYOUTS: [Layout; 13] = [
             method_table: ClassField::Direct(32),
             ..old_names(168, 264, 8, 164, 64)
         },
-        collector: collector(1224, None, None),
+        collector: collector(1224, None, objspace(16, None), None),
         zjit: false,
         development: false,
     },
@@ -695,7 +783,7 @@ pub static LAYOUTS: [Layout; 13] = [
         to: Version::new(2, 7, 8),
         walk: walk(56, 56, 24, 32, 72),
         names: old_names(168, 256, 8, 168, 64),
-        collector: collector(1152, None, objspace(16, 424)),
+        collector: collector(1152, None, objspace(16, Some(424)), None),
         zjit: false,
         development: false,
     },
@@ -704,7 +792,7 @@ pub static LAYOUTS: [Layout; 13] = [
         to: Version::new(3, 0, 7),
         walk: walk(56, 56, 32, 40, 80),
         names: old_names(168, 264, 8, 168, 72),
-        collector: collector(1088, None, None),
+        collector: collector(1088, None, objspace(16, None), ractors(520)),
         zjit: false,
         development: false,
     },
@@ -718,7 +806,7 @@ pub static LAYOUTS: [Layout; 13] = [
         to: Version::new(3, 3, 13),
         walk: walk(56, 48, 32, 48, 0).with_jit_return(48),
         names: names(160, 288, 169, 1 << 12, class_fields(32, 96, 120), 24, 112),
-        collector: collector(1304, Some(1320), objspace(16, 1392)),
+        collector: collector(1304, Some(1320), objspace(16, Some(1392)), ractors(384)),
         zjit: false,
         development: false,
     },
@@ -727,12 +815,12 @@ pub static LAYOUTS: [Layout; 13] = [
         to: Version::new(3, 4, 12),
         walk: walk(56, 48, 32, 48, 0).with_jit_return(48),
         names: names(160, 296, 170, 1 << 13, class_fields(32, 96, 120), 24, 112),
-        collector: collector(1296, Some(1320), objspace(20, 1008)),
+        collector: collector(1296, Some(1320), objspace(20, Some(1008)), ractors(384)),
         zjit: false,
         development: false,
     },
-    ruby_4_0(0, 5, 1248),
-    ruby_4_0(6, 9, 1256),
+    ruby_4_0(0, 5, 1248, 312),
+    ruby_4_0(6, 9, 1256, 320),
     RUBY_4_1_DEV,
 ];
 

@@ -8,6 +8,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`collector`] | what the garbage collector is doing, and which thread does it |
 //! | [`layout`] | where Ruby keeps what the walk and the symbolizer read, per release |
 //! | [`memory`] | how target memory is read |
 //! | [`process`] | what the kernel half knows about one target process |
@@ -19,6 +20,7 @@
 // The search in unwind tables hides a shift from LLVM.
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 
+pub mod collector;
 pub mod layout;
 pub mod memory;
 pub mod process;

@@ -3,9 +3,8 @@
 use bytemuck::Pod;
 use bytemuck::Zeroable;
 
-use crate::Memory;
+pub use crate::collector::Collector;
 use crate::layout::WalkLayout;
-use crate::layout::collector_mode;
 
 /// A half-open range of target addresses.
 #[repr(C)]
@@ -110,8 +109,7 @@ pub struct ProcessEntry {
     pub mappings_at: u32,
     /// How many it has there; 0: native frames are not walked.
     pub mappings: u32,
-    /// Where the garbage collector counts its runs, and where its flags are;
-    /// `0`: not known.
+    /// Where the garbage collector keeps what it is doing.
     pub collector: Collector,
     /// Where this Ruby keeps what the walk reads.
     pub layout: WalkLayout,
@@ -133,7 +131,7 @@ impl ProcessEntry {
         vm_exec: [Range { start: 0, end: 0 }; 2],
         mappings_at: 0,
         mappings: 0,
-        collector: Collector { count: 0, flags: 0 },
+        collector: Collector::UNKNOWN,
         layout: WalkLayout {
             cfp_size: 0,
             ec_thread: 0,
@@ -146,42 +144,3 @@ impl ProcessEntry {
         },
     };
 }
-
-/// Addresses that tell what the garbage collector is doing.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Collector {
-    /// The number of collections begun; `0`: not known.
-    pub count: u64,
-    /// Its flags.
-    pub flags: u64,
-}
-
-impl Collector {
-    /// A number that stays the same for as long as nothing that was in use can
-    /// have been freed; `0` where that is not known.
-    ///
-    /// What a thread uses while no marking is under way has survived the last
-    /// one, or is younger, and is not swept before the next has begun, which
-    /// counts. What it uses during marking may be dropped before the marking
-    /// gets to it, so marking has numbers of its own.
-    #[inline(always)]
-    #[must_use]
-    pub fn epoch<M: Memory>(&self, memory: &M) -> u64 {
-        if self.count == 0 {
-            return 0;
-        }
-        match (memory.word(self.count), memory.word(self.flags)) {
-            (Ok(count), Ok(flags)) if count <= MAX_COLLECTIONS => {
-                let marking = flags & collector_mode::MASK == collector_mode::MARKING;
-                count << 1 | marking as u64 | KNOWN_EPOCH
-            }
-            _ => 0,
-        }
-    }
-}
-
-/// More collections than any process makes: a larger number is none.
-const MAX_COLLECTIONS: u64 = 1 << 40;
-/// Tells an epoch from "not known".
-const KNOWN_EPOCH: u64 = 1 << 63;

@@ -30,6 +30,8 @@ pub const FREQUENCY: u64 = 997;
 const ENOUGH: u64 = 5;
 /// What rbprof calls a C method whose name it does not know.
 const NAMELESS: &str = "<unknown cfunc>";
+/// What rbprof calls the garbage collector.
+const COLLECTION: &str = "(garbage collection)";
 /// What the names of Ruby's own files begin with.
 const INTERNAL: &str = "<internal:";
 /// How many samples there may be for one with names that are withheld.
@@ -307,6 +309,7 @@ fn verdict(
 /// Machine code does not keep the leaf's place up to date; rbprof says so, with
 /// no line, as Ruby does.
 fn is_withheld(frames: &[Resolved], jit: Jit) -> bool {
+    let frames = without_collector(frames);
     frames.iter().enumerate().any(|(at, frame)| {
         let unread = matches!(&*frame.function.label, "<unreadable>" | NAMELESS);
         let compiled = jit == Jit::Yjit && at == 0;
@@ -325,8 +328,16 @@ fn has_no_line(frame: &Resolved) -> bool {
     frame.function.kind == FunctionKind::Ruby && frame.line == 0
 }
 
+/// The frames that Ruby itself knows of: those of the garbage collector stand on
+/// top of them.
+fn without_collector(frames: &[Resolved]) -> &[Resolved] {
+    let above = place_of(COLLECTION, frames).map_or(0, |at| at + 1);
+    frames.get(above..).unwrap_or_default()
+}
+
 /// The frames around a point, without those of what frames it.
 fn own_frames(frames: &[Resolved]) -> &[Resolved] {
+    let frames = without_collector(frames);
     // The first and the last tick may be in there.
     let own = frames
         .iter()
@@ -336,7 +347,7 @@ fn own_frames(frames: &[Resolved]) -> &[Resolved] {
 }
 
 fn same_stack(point: &Point, frames: &[Resolved], jit: Jit) -> Result<()> {
-    let all = frames.len();
+    let all = without_collector(frames).len();
     let frames = own_frames(frames);
     let is_leaf = |at| jit == Jit::Yjit && all == frames.len() && at == 0;
     let describe = || {

@@ -6,13 +6,16 @@
     reason = "helpers of tests fail as tests do"
 )]
 
+use rbprof::memory::TargetMemory;
 use rbprof::profile::Function;
 use rbprof::profile::FunctionKind;
 use rbprof::symbolize::Resolved;
 use rbprof::symbolize::RubyNames;
 use rbprof_common::layout;
 use rbprof_common::layout::Layout;
+use rbprof_common::layout::Machine;
 use rbprof_common::layout::Version;
+use rbprof_common::layout::collector_flags;
 use rbprof_common::walk::FrameSink;
 use rbprof_common::walk::Scratch;
 use rbprof_common::walk::walk_all;
@@ -200,6 +203,39 @@ fn the_context_is_thread_local() {
             usize::from(thread_local),
             "{file}: {places:?}"
         );
+    }
+}
+
+/// All dumps are of one Ractor, and of threads that do not collect.
+#[test]
+fn collectors_are_where_the_table_has_them() {
+    for (_, file, version) in DUMPS {
+        let dump = Dump::load(file, version);
+        let vm = dump.roots.vm;
+        let word = |addr: u64| TargetMemory::word(&dump.memory, addr).unwrap();
+        let machine = if version == Version::new(3, 2, 0) {
+            Machine::Aarch64
+        } else {
+            Machine::X86_64
+        };
+        if let Some(offsets) = dump.layout.collector_on(machine) {
+            let flags = word(word(vm + offsets.vm_objspace) + offsets.objspace.flags);
+            eprintln!("{file}: flags {flags:#x}");
+            // Flags take 13 bits. A phase may be under way, but none of them is
+            // of a thread that collects, or was told not to.
+            let impossible = 1 << 3 | collector_flags::DURING_GC | 0xffff_e000;
+            assert_eq!(flags & impossible, 0, "{file}: {flags:#x}");
+        }
+        let ractors = dump.layout.ractors_on(machine);
+        assert_eq!(ractors.is_some(), version >= Version::new(3, 0, 0));
+        if let Some(offsets) = ractors {
+            let ec = dump.roots.main.ec;
+            let thread = word(ec + u64::from(dump.layout.walk.ec_thread));
+            let ractor = word(thread + u64::from(offsets.thread_ractor));
+            assert_eq!(word(ractor + u64::from(offsets.running_ec)), ec, "{file}");
+            assert_eq!(word(vm + offsets.vm_ractors) as u32, 1, "{file}");
+            assert_eq!(word(vm + offsets.vm_lock_owner), 0, "{file}");
+        }
     }
 }
 

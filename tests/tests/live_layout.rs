@@ -129,6 +129,13 @@ fn comparable(layout: &Layout) -> Layout {
     let here = layout.collector.vm_objspace.on(Machine::HOST);
     same.collector.vm_objspace.x86_64 = here;
     same.collector.vm_objspace.aarch64 = here;
+    if let Some(ractors) = &mut same.collector.ractors {
+        for offset in [&mut ractors.running_ec, &mut ractors.vm_lock_owner] {
+            let here = offset.on(Machine::HOST);
+            offset.x86_64 = here;
+            offset.aarch64 = here;
+        }
+    }
     same
 }
 

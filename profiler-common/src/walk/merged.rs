@@ -90,8 +90,8 @@ pub struct Walk {
     scan: u32,
     /// Words scanned so far, over all scans.
     scanned: u32,
-    /// A frame to put on top of the Ruby frames; 0 if none.
-    collector: u64,
+    /// A frame to put on top of the Ruby frames, if it has a kind.
+    collector: Frame,
     /// [`sample_flags`] of the native side.
     flags: u32,
     /// [`sample_flags`] to set if another Ruby frame comes.
@@ -131,7 +131,7 @@ impl Walk {
         self.native = 0;
         self.scan = 0;
         self.scanned = 0;
-        self.collector = 0;
+        self.collector = Frame::default();
         self.flags = 0;
         self.leftover = 0;
         self.stage = stage::NATIVE;
@@ -155,10 +155,10 @@ impl Walk {
     }
 
     /// Puts a frame on top of the Ruby frames: what the thread does on their
-    /// behalf ([`gc_phase`](crate::wire::gc_phase)).
+    /// behalf.
     #[inline(always)]
-    pub const fn collecting(&mut self, phase: u64) {
-        self.collector = phase + 1;
+    pub const fn collecting(&mut self, frame: Frame) {
+        self.collector = frame;
     }
 
     /// Whether there is nothing to walk.
@@ -202,10 +202,10 @@ impl Walk {
         scratch: &mut Scratch,
         sink: &mut S,
     ) {
-        if self.collector != 0 {
-            let phase = self.collector - 1;
-            self.collector = 0;
-            self.push(Frame::new(frame_kind::COLLECTOR, phase, 0, 0), sink);
+        if self.collector.kind() == frame_kind::COLLECTOR {
+            let frame = self.collector;
+            self.collector = Frame::default();
+            self.push(frame, sink);
             return;
         }
         let before = self.ruby.frames;

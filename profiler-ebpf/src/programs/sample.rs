@@ -265,8 +265,14 @@ fn begin<C: EbpfContext>(ctx: &C, state: *mut State, in_kernel: bool) -> bool {
     };
     match context {
         Ok(context) => {
-            state.sample.epoch = entry.collector.epoch(&UserMemory);
             state.walk.start(&state.registers, Some(&context), entry);
+            let activity = entry.collector.activity(&UserMemory);
+            state.sample.epoch = activity.epoch;
+            if let Some(frame) =
+                (entry.collector).frame(activity, &context, &entry.layout, &UserMemory)
+            {
+                state.walk.collecting(frame);
+            }
         }
         Err(NoContext::None) => {
             state.sample.flags |= sample_flags::NO_CONTEXT;

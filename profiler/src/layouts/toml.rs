@@ -29,6 +29,7 @@ use rbprof_common::layout::Layout;
 use rbprof_common::layout::NameLayout;
 use rbprof_common::layout::ObjspaceLayout;
 use rbprof_common::layout::PerMachine;
+use rbprof_common::layout::RactorLayout;
 use rbprof_common::layout::Version;
 use rbprof_common::layout::WalkLayout;
 
@@ -237,6 +238,7 @@ struct Document {
     objects: Objects,
     class: Class,
     rb_vm_t: Vm,
+    rb_ractor_t: Option<Ractor>,
     rb_objspace_t: Option<Objspace>,
 }
 
@@ -261,6 +263,7 @@ struct Thread {
     vm: Word,
     ec: Word,
     thread_id: Option<Word>,
+    ractor: Option<Word>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -382,6 +385,36 @@ struct ClassShapes {
 struct Vm {
     #[serde(default)]
     objspace: Machines,
+    ractor: Option<VmRactor>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VmRactor {
+    cnt: Bytes<4, 65_536>,
+    #[serde(default)]
+    sync: VmSync,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VmSync {
+    #[serde(default)]
+    lock_owner: Machines,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ractor {
+    #[serde(default)]
+    threads: RactorThreads,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RactorThreads {
+    #[serde(default)]
+    running_ec: Machines,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -391,11 +424,20 @@ struct Machines {
     arm64: Option<FarWord>,
 }
 
+impl Machines {
+    fn per_machine(&self) -> PerMachine {
+        PerMachine {
+            x86_64: self.x86_64.map(|offset| offset.0),
+            aarch64: self.arm64.map(|offset| offset.0),
+        }
+    }
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Objspace {
     flags: Bytes<4, 65_536>,
-    profile: Profile,
+    profile: Option<Profile>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -418,6 +460,7 @@ impl Document {
         }
         let walk = self.walk()?;
         let names = self.names()?;
+        let ractors = self.ractors()?;
         let Self { from, to, .. } = self;
         Ok(Layout {
             from: from.0,
@@ -425,18 +468,33 @@ impl Document {
             walk,
             names,
             collector: CollectorLayout {
-                vm_objspace: PerMachine {
-                    x86_64: self.rb_vm_t.objspace.x86_64.map(|offset| offset.0),
-                    aarch64: self.rb_vm_t.objspace.arm64.map(|offset| offset.0),
-                },
+                vm_objspace: self.rb_vm_t.objspace.per_machine(),
                 objspace: self.rb_objspace_t.map(|objspace| ObjspaceLayout {
                     flags: objspace.flags.0,
-                    count: objspace.profile.count.0,
+                    count: objspace.profile.map(|profile| profile.count.0),
                 }),
+                ractors,
             },
             zjit: self.rb_control_frame_t.zjit,
             development: false,
         })
+    }
+
+    fn ractors(&self) -> Result<Option<RactorLayout>, String> {
+        match (
+            self.rb_thread_t.ractor,
+            &self.rb_vm_t.ractor,
+            &self.rb_ractor_t,
+        ) {
+            (None, None, None) => Ok(None),
+            (Some(thread_ractor), Some(vm), Some(ractor)) => Ok(Some(RactorLayout {
+                thread_ractor: thread_ractor.int()?,
+                vm_ractors: vm.cnt.0,
+                running_ec: ractor.threads.running_ec.per_machine(),
+                vm_lock_owner: vm.sync.lock_owner.per_machine(),
+            })),
+            _ => Err("rb_thread_t.ractor, rb_vm_t.ractor and rb_ractor_t go together".to_owned()),
+        }
     }
 
     fn walk(&self) -> Result<WalkLayout, String> {
@@ -582,6 +640,13 @@ pub fn write(layout: &Layout, head: &str, assumed: &[&str]) -> String {
     );
     page.field("to", format_args!("\"{to}\""), "last one");
     write_walk(&mut page, walk, *zjit);
+    if let Some(RactorLayout { thread_ractor, .. }) = collector.ractors {
+        page.field(
+            "ractor",
+            thread_ractor,
+            "optional, with rb_vm_t.ractor and rb_ractor_t: up to 2.7 there is none",
+        );
+    }
     write_names(&mut page, names);
     write_classes(&mut page, names);
     write_collector(&mut page, collector);
@@ -719,20 +784,31 @@ fn write_collector(page: &mut Page<'_>, collector: &CollectorLayout) {
     let CollectorLayout {
         vm_objspace,
         objspace,
+        ractors,
     } = collector;
     let about = "optional; from 3.4 on gc.objspace";
-    if let Some(offset) = vm_objspace.x86_64 {
-        page.field("objspace.x86_64", offset, about);
-    }
-    if let Some(offset) = vm_objspace.aarch64 {
-        page.field("objspace.arm64", offset, about);
+    page.per_machine("objspace", vm_objspace, about);
+    if let Some(RactorLayout {
+        thread_ractor: _,
+        vm_ractors,
+        running_ec,
+        vm_lock_owner,
+    }) = ractors
+    {
+        page.field("ractor.cnt", vm_ractors, "");
+        page.per_machine("ractor.sync.lock_owner", vm_lock_owner, "");
+        page.table("rb_ractor_t");
+        page.per_machine("threads.running_ec", running_ec, "");
     }
     if let Some(ObjspaceLayout { flags, count }) = objspace {
         page.line("");
         page.line("# Optional.");
         page.open("rb_objspace_t");
-        page.field("flags", flags, "the word whose low two bits are the mode");
-        page.field("profile.count", count, "");
+        let about = "the word of flags: mode in bits 0 and 1, during_gc in bit 5";
+        page.field("flags", flags, about);
+        if let Some(count) = count {
+            page.field("profile.count", count, "optional");
+        }
     }
 }
 
@@ -757,6 +833,15 @@ impl Page<'_> {
     fn open(&mut self, name: &str) {
         self.line(&format!("[{name}]"));
         name.clone_into(&mut self.table);
+    }
+
+    fn per_machine(&mut self, key: &str, offset: &PerMachine, about: &str) {
+        let PerMachine { x86_64, aarch64 } = offset;
+        for (machine, offset) in [("x86_64", x86_64), ("arm64", aarch64)] {
+            if let Some(offset) = offset {
+                self.field(&format!("{key}.{machine}"), offset, about);
+            }
+        }
     }
 
     fn field(&mut self, key: &str, value: impl fmt::Display, about: &str) {
@@ -903,6 +988,12 @@ mod tests {
                 "jit_return = 48",
                 "zjit = true\n#",
                 "rb_control_frame_t.zjit needs jit_return",
+            ),
+            ("ractor.cnt = ", "# ", "missing field `cnt`"),
+            (
+                "\nractor = 24",
+                "\n#",
+                "rb_thread_t.ractor, rb_vm_t.ractor and rb_ractor_t go together",
             ),
             (
                 "sizeof = 12",

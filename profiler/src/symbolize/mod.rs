@@ -43,6 +43,7 @@ use rbprof_common::layout::NameLayout;
 use rbprof_common::wire::Frame;
 use rbprof_common::wire::frame_attr;
 use rbprof_common::wire::frame_kind;
+use rbprof_common::wire::gc_phase;
 
 use self::cache::Cache;
 use self::classes::Classes;
@@ -251,8 +252,10 @@ struct Markers {
     /// Machine code; named later.
     native: Arc<Function>,
     kernel: Arc<Function>,
-    /// By [`gc_phase`].
-    collector: [Arc<Function>; 4],
+    /// The garbage collector.
+    collection: Arc<Function>,
+    /// What it does, by [`gc_phase`] from [`gc_phase::MARKING`] on.
+    phases: [Arc<Function>; 3],
 }
 
 impl Markers {
@@ -273,12 +276,29 @@ impl Markers {
             unknown: function(FunctionKind::Marker, UNKNOWN_FRAME, ""),
             native: function(FunctionKind::Native, "<native>", ""),
             kernel: function(FunctionKind::Kernel, "<kernel>", ""),
-            collector: ["(other)", "(marking)", "(sweeping)", "(compacting)"]
+            collection: function(FunctionKind::Marker, "(garbage collection)", ""),
+            phases: ["(marking)", "(sweeping)", "(compacting)"]
                 .map(|label| function(FunctionKind::Marker, label, "")),
         }
     }
 
-    /// What is shown for a frame that is not Ruby's.
+    /// What is shown for a frame of the garbage collector, leaf first: what it
+    /// does, if that is known, and that it is the one.
+    fn collector(&self, frame: &Frame) -> impl Iterator<Item = Resolved> {
+        let phase = (frame.iseq() as usize)
+            .checked_sub(gc_phase::MARKING as usize)
+            .and_then(|phase| self.phases.get(phase));
+        phase
+            .into_iter()
+            .chain([&self.collection])
+            .map(|function| Resolved {
+                function: Arc::clone(function),
+                line: 0,
+                code: Executed::Collector,
+            })
+    }
+
+    /// What is shown for a frame of machine code.
     fn machine(&self, frame: &Frame) -> Option<Resolved> {
         let (function, code) = match frame.kind() {
             frame_kind::NATIVE => (
@@ -289,12 +309,6 @@ impl Markers {
                 },
             ),
             frame_kind::KERNEL => (&self.kernel, Executed::Kernel { address: frame.pc }),
-            frame_kind::COLLECTOR => (
-                self.collector
-                    .get(frame.iseq() as usize)
-                    .unwrap_or(&self.unknown),
-                Executed::Collector,
-            ),
             _ => return None,
         };
         Some(Resolved {
@@ -525,6 +539,11 @@ impl RubyNames {
                 && let Some(same) = out.last()
             {
                 out.push(same.clone());
+                continue;
+            }
+            if frame.kind() == frame_kind::COLLECTOR {
+                out.extend(self.markers.collector(frame));
+                before = None;
                 continue;
             }
             if let Some(machine) = self.markers.machine(frame) {

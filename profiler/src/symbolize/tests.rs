@@ -125,6 +125,34 @@ fn ruby(iseq: u64, pc: u64, method_entry: u64) -> Frame {
 const FRAME: Frame = Frame::new(frame_kind::RUBY, ISEQ, CODE + 8, METHOD);
 
 #[test]
+fn the_collector_is_shown_with_what_it_does_on_top() {
+    let program = Program::new();
+    let mut names = program.names();
+    let shown = |names: &mut RubyNames, phase| {
+        let collector = Frame::new(frame_kind::COLLECTOR, phase, 0, 0);
+        let mut out = Vec::new();
+        names.resolve(&[collector, FRAME], &program.memory, &mut out);
+        let codes: Vec<Executed> = out.iter().map(|frame| frame.code).collect();
+        let (last, above) = codes.split_last().unwrap();
+        assert_eq!(*last, Executed::Ruby);
+        assert!(above.iter().all(|code| *code == Executed::Collector));
+        let labels = out.iter().map(|frame| frame.function.label.to_string());
+        labels.collect::<Vec<_>>()
+    };
+    let collection = "(garbage collection)";
+    for (phase, label) in [
+        (gc_phase::MARKING, "(marking)"),
+        (gc_phase::SWEEPING, "(sweeping)"),
+        (gc_phase::COMPACTING, "(compacting)"),
+    ] {
+        assert_eq!(shown(&mut names, phase), [label, collection, "Foo#bar"]);
+    }
+    for phase in [gc_phase::OTHER, 4, u64::MAX] {
+        assert_eq!(shown(&mut names, phase), [collection, "Foo#bar"]);
+    }
+}
+
+#[test]
 fn only_frames_that_ruby_shows_are_shown() {
     let program = Program::new();
     let frames = [

@@ -8,16 +8,20 @@ use std::time::Duration;
 use object::read::ReadRef;
 
 use rbprof_common::Fault;
+use rbprof_common::collector::collects;
 use rbprof_common::layout::CollectorOffsets;
 use rbprof_common::layout::Layout;
 use rbprof_common::layout::Lookup;
 use rbprof_common::layout::Machine;
+use rbprof_common::layout::ObjspaceLayout;
+use rbprof_common::layout::RactorOffsets;
 use rbprof_common::layout::Version;
 use rbprof_common::layout::WalkLayout;
 use rbprof_common::layout::lookup;
 use rbprof_common::process::Collector;
 use rbprof_common::process::ProcessEntry;
 use rbprof_common::process::Range;
+use rbprof_common::process::root;
 use rbprof_common::process::state;
 use rbprof_common::roots::context_of;
 
@@ -156,7 +160,7 @@ impl Examination<'_> {
             ..ProcessEntry::default()
         };
         let root = self.validated_root(&mut entry, &elf, &facts, code.as_deref())?;
-        entry.collector = self.collector(facts.layout, entry.vm);
+        entry.collector = self.collector(facts.layout, &entry);
         if facts.layout.zjit {
             entry.layout = self.walk_layout(&elf, &entry, facts.layout, &mut notes);
         }
@@ -536,28 +540,70 @@ impl Examination<'_> {
         Ok(())
     }
 
-    /// Where this Ruby's garbage collector counts its runs, if the layout knows
-    /// and what is there can be a count.
-    fn collector(&self, layout: &Layout, vm: u64) -> Collector {
+    /// Where this Ruby's garbage collector keeps what it is doing, if the layout
+    /// knows and what is there can be that.
+    fn collector(&self, layout: &Layout, entry: &ProcessEntry) -> Collector {
         let Some(CollectorOffsets {
             vm_objspace,
-            flags,
-            count,
+            objspace: ObjspaceLayout { flags, count },
         }) = layout.collector_on(Machine::HOST)
         else {
-            return Collector::default();
+            return Collector::UNKNOWN;
         };
+        if has_another_collector(self.mappings) {
+            return Collector::UNKNOWN;
+        }
+        let vm = entry.vm;
         let Ok(objspace) = TargetMemory::word(self.memory, vm.wrapping_add(vm_objspace)) else {
-            return Collector::default();
+            return Collector::UNKNOWN;
         };
         let found = Collector {
-            count: objspace.wrapping_add(count),
+            count: count.map_or(0, |count| objspace.wrapping_add(count)),
             flags: objspace.wrapping_add(flags),
+            ..who_collects(layout, entry)
         };
-        match found.epoch(self.memory) {
-            0 => Collector::default(),
-            _ => found,
+        let count_is_none = count.is_some() && found.epoch(self.memory) == 0;
+        if count_is_none || TargetMemory::word(self.memory, found.flags).is_err() {
+            return Collector::UNKNOWN;
         }
+        found
+    }
+}
+
+/// Whether a garbage collector other than Ruby's own is loaded (3.4 on, where
+/// `RUBY_GC_LIBRARY` may name one): nothing is known of how it keeps its state.
+fn has_another_collector(mappings: &[Mapping]) -> bool {
+    mappings.iter().any(|mapping| {
+        let name = mapping.path.rsplit(|&byte| byte == b'/').next();
+        name.and_then(|name| name.strip_prefix(b"librubygc."))
+            .is_some_and(|which| !which.starts_with(b"default."))
+    })
+}
+
+/// What tells which thread of a process collects.
+fn who_collects(layout: &Layout, entry: &ProcessEntry) -> Collector {
+    if entry.root == root::GLOBAL {
+        return Collector {
+            collects: collects::CONTEXT,
+            ..Collector::UNKNOWN
+        };
+    }
+    let Some(RactorOffsets {
+        thread_ractor,
+        vm_ractors,
+        running_ec,
+        vm_lock_owner,
+    }) = layout.ractors_on(Machine::HOST)
+    else {
+        return Collector::UNKNOWN;
+    };
+    Collector {
+        ractors: entry.vm.wrapping_add(vm_ractors),
+        lock_owner: entry.vm.wrapping_add(vm_lock_owner),
+        thread_ractor,
+        running_ec,
+        collects: collects::RACTOR,
+        ..Collector::UNKNOWN
     }
 }
 
@@ -565,5 +611,22 @@ fn range(start: u64, length: u64) -> Range {
     Range {
         start,
         end: start.saturating_add(length),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_garbage_collector_that_is_not_ruby_s_own_is_noticed() {
+        let mapped = |path: &str| {
+            let line = format!("7f0000000000-7f0000001000 r-xp 00000000 08:01 42 {path}\n");
+            has_another_collector(&Mapping::parse_all(line.as_bytes()))
+        };
+        assert!(mapped("/usr/lib/ruby/gc/librubygc.mmtk.so"));
+        assert!(!mapped("/usr/lib/ruby/gc/librubygc.default.so"));
+        assert!(!mapped("/usr/lib/libruby.so.3.4"));
+        assert!(!mapped("/librubygc.mmtk.so/other.so"));
     }
 }

@@ -190,6 +190,30 @@ macro_rules! thread_ids {
     };
 }
 
+/// What tells which thread collects.
+macro_rules! ractors {
+    ($($module:ident)*) => {
+        $(
+            agree!(
+                $module::ROW.collector.ractors.unwrap().thread_ractor,
+                offset_of!(ruby::$module::rb_thread_struct, ractor)
+            );
+            agree!(
+                $module::ROW.collector.ractors.unwrap().vm_ractors,
+                offset_of!(ruby::$module::rb_vm_struct, ractor.cnt)
+            );
+            agree!(
+                $module::ROW.collector.ractors.unwrap().running_ec.x86_64.unwrap(),
+                offset_of!(ruby::$module::rb_ractor_struct, threads.running_ec)
+            );
+            agree!(
+                $module::ROW.collector.ractors.unwrap().vm_lock_owner.x86_64.unwrap(),
+                offset_of!(ruby::$module::rb_vm_struct, ractor.sync.lock_owner)
+            );
+        )*
+    };
+}
+
 /// Frames that machine code runs.
 macro_rules! jit_returns {
     ($($module:ident)*) => {
@@ -344,6 +368,15 @@ thread_ids! {
 }
 
 jit_returns! {
+    ruby_3_1_0 ruby_3_1_1 ruby_3_1_2 ruby_3_1_3 ruby_3_1_4 ruby_3_1_5 ruby_3_1_6 ruby_3_1_7
+    ruby_3_2_0 ruby_3_2_1 ruby_3_2_2 ruby_3_2_3 ruby_3_2_4 ruby_3_2_5 ruby_3_2_6 ruby_3_2_7 ruby_3_2_8 ruby_3_2_9 ruby_3_2_10 ruby_3_2_11
+    ruby_3_3_0 ruby_3_3_1 ruby_3_3_2 ruby_3_3_3 ruby_3_3_4 ruby_3_3_5 ruby_3_3_6 ruby_3_3_7 ruby_3_3_8 ruby_3_3_9 ruby_3_3_10 ruby_3_3_11 ruby_3_3_12 ruby_3_3_13
+    ruby_3_4_0 ruby_3_4_1 ruby_3_4_2 ruby_3_4_3 ruby_3_4_4 ruby_3_4_5 ruby_3_4_6 ruby_3_4_7 ruby_3_4_8 ruby_3_4_9 ruby_3_4_10 ruby_3_4_11 ruby_3_4_12
+    ruby_4_0_0 ruby_4_0_1 ruby_4_0_2 ruby_4_0_3 ruby_4_0_4 ruby_4_0_5 ruby_4_0_6 ruby_4_0_7 ruby_4_0_8 ruby_4_0_9
+}
+
+ractors! {
+    ruby_3_0_0 ruby_3_0_1 ruby_3_0_2 ruby_3_0_3 ruby_3_0_4 ruby_3_0_5 ruby_3_0_6 ruby_3_0_7
     ruby_3_1_0 ruby_3_1_1 ruby_3_1_2 ruby_3_1_3 ruby_3_1_4 ruby_3_1_5 ruby_3_1_6 ruby_3_1_7
     ruby_3_2_0 ruby_3_2_1 ruby_3_2_2 ruby_3_2_3 ruby_3_2_4 ruby_3_2_5 ruby_3_2_6 ruby_3_2_7 ruby_3_2_8 ruby_3_2_9 ruby_3_2_10 ruby_3_2_11
     ruby_3_3_0 ruby_3_3_1 ruby_3_3_2 ruby_3_3_3 ruby_3_3_4 ruby_3_3_5 ruby_3_3_6 ruby_3_3_7 ruby_3_3_8 ruby_3_3_9 ruby_3_3_10 ruby_3_3_11 ruby_3_3_12 ruby_3_3_13

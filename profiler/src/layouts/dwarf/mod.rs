@@ -37,8 +37,10 @@ use rbprof_common::layout::Machine;
 use rbprof_common::layout::NameLayout;
 use rbprof_common::layout::ObjspaceLayout;
 use rbprof_common::layout::PerMachine;
+use rbprof_common::layout::RactorLayout;
 use rbprof_common::layout::Version;
 use rbprof_common::layout::WalkLayout;
+use rbprof_common::layout::collector_flags;
 use rbprof_common::layout::fixed;
 use rbprof_common::layout::frame_flags;
 use rbprof_common::layout::imemo;
@@ -250,6 +252,7 @@ fn version_of<'data, R: object::ReadRef<'data>>(data: R) -> Option<Version> {
 const CFP: &str = "rb_control_frame_struct";
 const EC: &str = "rb_execution_context_struct";
 const THREAD: &str = "rb_thread_struct";
+const RACTOR: &str = "rb_ractor_struct";
 const VM: &str = "rb_vm_struct";
 const ISEQ: &str = "rb_iseq_struct";
 const BODY: &str = "rb_iseq_constant_body";
@@ -266,9 +269,9 @@ const ID_TABLE: &str = "rb_id_table";
 const JIT_FRAME: &str = "zjit_jit_frame";
 
 /// Every structure that is looked at, by its tag or the name of its type.
-const STRUCTURES: [&str; 17] = [
-    CFP, EC, THREAD, VM, ISEQ, BODY, INSN_INFO, METHOD, DEFINITION, CLASS, OBJSPACE, SYMBOLS,
-    STRING, ARRAY, BASIC, ID_TABLE, JIT_FRAME,
+const STRUCTURES: [&str; 18] = [
+    CFP, EC, THREAD, RACTOR, VM, ISEQ, BODY, INSN_INFO, METHOD, DEFINITION, CLASS, OBJSPACE,
+    SYMBOLS, STRING, ARRAY, BASIC, ID_TABLE, JIT_FRAME,
 ];
 
 /// Every constant that is looked at.
@@ -625,27 +628,21 @@ impl Reading<'_> {
         let pointer = self.find(VM, &["gc.objspace", "objspace"])?;
         let flags = self.find(OBJSPACE, &["flags"])?;
         let count = self.find(OBJSPACE, &["profile.count"])?;
-        let found = pointer.map(|place| place.offset);
-        let mut vm_objspace = base.vm_objspace;
-        let PerMachine { x86_64, aarch64 } = &mut vm_objspace;
         // What the file does not say of its own machine is not known; of the
         // other, as in the base.
-        match self.machine {
-            Machine::X86_64 => {
-                *x86_64 = found;
-                self.assumed.push("rb_vm_t.objspace.arm64");
-            }
-            Machine::Aarch64 => {
-                *aarch64 = found;
-                self.assumed.push("rb_vm_t.objspace.x86_64");
-            }
-        }
+        let vm_objspace = self.here(pointer, base.vm_objspace);
+        self.assumed.push(match self.machine {
+            Machine::X86_64 => "rb_vm_t.objspace.arm64",
+            Machine::Aarch64 => "rb_vm_t.objspace.x86_64",
+        });
         Ok(CollectorLayout {
             vm_objspace,
             objspace: match (flags, count) {
+                // Flags with another meaning are of no use.
+                _ if !self.has_known_flags()? => None,
                 (Some(flags), Some(count)) => Some(ObjspaceLayout {
                     flags: flags.offset,
-                    count: count.offset,
+                    count: Some(count.offset),
                 }),
                 _ => {
                     self.assumed
@@ -653,6 +650,77 @@ impl Reading<'_> {
                     base.objspace
                 }
             },
+            ractors: self.ractors()?,
         })
+    }
+
+    /// Whether the bit that says that a thread collects is the one that rbprof
+    /// looks at; also where that is not shown.
+    fn has_known_flags(&self) -> Result<bool, DwarfError> {
+        let flags = self.find(OBJSPACE, &["flags"])?;
+        let during_gc = self.find(OBJSPACE, &["flags.during_gc"])?;
+        Ok(flags
+            .zip(during_gc)
+            .and_then(|(flags, during_gc)| {
+                let byte = during_gc.offset.checked_sub(flags.offset)?;
+                Some(8 * byte + u64::from(during_gc.bit?))
+            })
+            .is_none_or(|bit| bit == u64::from(collector_flags::DURING_GC.trailing_zeros())))
+    }
+
+    /// Which thread collects: all of it, or nothing. What is wrong there is worse
+    /// than nothing.
+    fn ractors(&mut self) -> Result<Option<RactorLayout>, DwarfError> {
+        let fields = [
+            self.find(THREAD, &["ractor"])?,
+            self.find(VM, &["ractor.cnt"])?,
+            self.find(RACTOR, &["threads.running_ec"])?,
+            self.find(VM, &["ractor.sync.lock_owner"])?,
+        ];
+        let [
+            Some(thread_ractor),
+            Some(vm_ractors),
+            running_ec @ Some(_),
+            lock_owner @ Some(_),
+        ] = fields
+        else {
+            return Ok(None);
+        };
+        let unknown = PerMachine {
+            x86_64: None,
+            aarch64: None,
+        };
+        let base = self.base.collector.ractors;
+        self.assumed.extend(match self.machine {
+            Machine::X86_64 => [
+                "rb_ractor_t.threads.running_ec.arm64",
+                "rb_vm_t.ractor.sync.lock_owner.arm64",
+            ],
+            Machine::Aarch64 => [
+                "rb_ractor_t.threads.running_ec.x86_64",
+                "rb_vm_t.ractor.sync.lock_owner.x86_64",
+            ],
+        });
+        Ok(Some(RactorLayout {
+            thread_ractor: self.number("", Some(thread_ractor.offset), 0)?,
+            vm_ractors: vm_ractors.offset,
+            running_ec: self.here(running_ec, base.map_or(unknown, |base| base.running_ec)),
+            vm_lock_owner: self.here(lock_owner, base.map_or(unknown, |base| base.vm_lock_owner)),
+        }))
+    }
+
+    /// The base's offsets with that on the file's own machine.
+    fn here(&self, place: Option<Place>, base: PerMachine) -> PerMachine {
+        let found = place.map(|place| place.offset);
+        match self.machine {
+            Machine::X86_64 => PerMachine {
+                x86_64: found,
+                ..base
+            },
+            Machine::Aarch64 => PerMachine {
+                aarch64: found,
+                ..base
+            },
+        }
     }
 }

@@ -17,7 +17,8 @@ typedef struct rb_control_frame_struct {
     const VALUE *pc; VALUE *sp; const struct rb_iseq_struct *_iseq; VALUE self; const VALUE *ep;
     const void *block_code; void *jit_return; VALUE more;
 } rb_control_frame_t;
-struct rb_thread_struct { VALUE a, b, c, d, e; struct rb_vm_struct *vm; VALUE f;
+struct rb_ractor_struct { VALUE a[7]; struct { VALUE a; struct rb_execution_context_struct *running_ec; } threads; };
+struct rb_thread_struct { VALUE a, b, c, d; struct rb_ractor_struct *ractor; struct rb_vm_struct *vm; VALUE f;
     struct rb_execution_context_struct *ec; };
 typedef struct rb_execution_context_struct {
     VALUE *vm_stack; unsigned long vm_stack_size; rb_control_frame_t *cfp; VALUE a, b, c, d;
@@ -40,14 +41,15 @@ typedef struct rb_classext_struct {
 } rb_classext_t;
 struct RClass { VALUE flags, klass; };
 struct RClass_and_rb_classext_t { struct RClass rclass; rb_classext_t classext; };
-typedef struct rb_objspace { VALUE a; struct { unsigned mode : 2; } flags;
+typedef struct rb_objspace { VALUE a; struct { unsigned mode : 2, more : BITS, during_gc : 1; } flags;
     struct { VALUE a; unsigned long count; } profile; } rb_objspace_t;
-struct rb_vm_struct { VALUE a[9]; struct { rb_objspace_t *objspace; } gc; };
+struct rb_vm_struct { VALUE a[9]; struct { rb_objspace_t *objspace; } gc;
+    struct { unsigned a, cnt; struct { VALUE a; struct rb_ractor_struct *lock_owner; } sync; } ractor; };
 struct RString { VALUE flags, klass; long len; union { struct { char *ptr; } heap; } as; };
 const char ruby_version[] = "3.4.99";
 rb_execution_context_t *ec; struct iseq_insn_info_entry entry; struct RString string;
 struct rb_iseq_constant_body body; struct rb_iseq_struct iseq; struct RClass_and_rb_classext_t class;
-struct rb_objspace objspace; struct rb_vm_struct vm; struct rb_thread_struct thread;
+struct rb_objspace objspace; struct rb_ractor_struct ractor; struct rb_vm_struct vm; struct rb_thread_struct thread;
 enum ruby_method_ids ids; enum ruby_fl_type flags; enum imemo_type imemo;
 "#;
 
@@ -69,6 +71,11 @@ impl Compiled {
                 "-UX"
             } else {
                 "-DIMEMO_ISEQ=7"
+            })
+            .arg(if options.contains(&"-DBITS=4") {
+                "-UX"
+            } else {
+                "-DBITS=3"
             })
             .status()
             .unwrap();
@@ -154,15 +161,29 @@ fn fields_are_read_from_dwarf_4_and_5_compressed_or_not() {
                 vm_objspace: host(72, &base.collector.vm_objspace),
                 objspace: Some(ObjspaceLayout {
                     flags: 8,
-                    count: 24,
+                    count: Some(24),
+                }),
+                ractors: base.collector.ractors.map(|base| RactorLayout {
+                    thread_ractor: 32,
+                    vm_ractors: 84,
+                    running_ec: host(64, &base.running_ec),
+                    vm_lock_owner: host(96, &base.vm_lock_owner),
                 }),
             },
             zjit: false,
             development: false,
         };
         assert_eq!(layout, expected, "{options:?}");
-        assert_eq!(assumed.len(), 1, "{assumed:?}");
+        // The other machine's.
+        assert_eq!(assumed.len(), 3, "{assumed:?}");
     }
+}
+
+#[test]
+fn flags_of_the_collector_with_another_meaning_are_not_known() {
+    let compiled = Compiled::new(&["-g", "-DBITS=4"]);
+    let found = layout_of(&compiled.path(), None).unwrap();
+    assert_eq!(found.layout.collector.objspace, None);
 }
 
 #[test]
