@@ -26,6 +26,7 @@ use crate::output;
 use crate::output::Destination;
 use crate::output::SaveError;
 use crate::output::top::TopOptions;
+use crate::presentation::NativeFrames;
 use crate::profile::Profile;
 use crate::session::Session;
 
@@ -79,8 +80,10 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
     if let (Some(layout), Some(path)) = (layout, &plan.layout) {
         session.use_layout(layout, &path.display().to_string());
     }
-    if std::env::var_os("RBPROF_NATIVE").is_some() {
-        session.walk_native(false)?;
+    match plan.presentation.native {
+        NativeFrames::None => {}
+        NativeFrames::Extensions => session.walk_native(true)?,
+        NativeFrames::All => session.walk_native(false)?,
     }
     let mut running = begin(&plan, &mut session)?;
     let watched = watch(&plan, &mut session, &mut running, &mut stop).await;

@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io;
+use std::io::Write as _;
 use std::sync::Arc;
 
 use rbprof_common::wire::object;
@@ -29,6 +31,8 @@ pub struct Object {
     pub path: String,
     /// Its contents, for as long as they are of use.
     pub contents: Contents,
+    /// For a file that holds an interpreter: whether it has other code as well.
+    pub interpreter: Option<bool>,
     /// Its build id; empty if it has none, or is not known yet.
     pub build_id: Vec<u8>,
     /// What the loader maps; empty while it is not known.
@@ -110,6 +114,7 @@ impl Objects {
         self.objects.push(Object {
             path,
             contents,
+            interpreter: None,
             build_id,
             loads,
             table: TableState::Compiling,
@@ -136,12 +141,19 @@ impl Objects {
 }
 
 impl Object {
-    /// The file, if it is one.
-    #[must_use]
-    pub const fn file(&self) -> Option<&Arc<File>> {
+    /// The contents as a file.
+    ///
+    /// # Errors
+    /// What the system says where a file has to be made of what is in memory.
+    pub fn file(&self) -> io::Result<Arc<File>> {
         match &self.contents {
-            Contents::File(file) => Some(file),
-            Contents::Memory(_) => None,
+            Contents::File(file) => Ok(Arc::clone(file)),
+            Contents::Memory(bytes) => {
+                let flags = rustix::fs::MemfdFlags::CLOEXEC;
+                let mut file = File::from(rustix::fs::memfd_create("rbprof-object", flags)?);
+                file.write_all(bytes)?;
+                Ok(Arc::new(file))
+            }
         }
     }
 }

@@ -84,14 +84,22 @@ struct Member {
 #[derive(Debug, Default)]
 struct Space {
     mappings: Vec<Piece>,
-    /// Where the interpreter is.
-    interpreter: Range,
+    interpreter: Interpreter,
     /// Its place in the kernel half.
     placed: Option<(u32, u32)>,
     members: HashSet<u32>,
     /// The tables its place refers to.
     tables: Vec<Key>,
     is_stale: bool,
+}
+
+/// Where a process has its interpreter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interpreter {
+    /// From the first mapping of its file to the last.
+    pub extent: Range,
+    /// The file has other code as well: it is a program that Ruby is linked into.
+    pub is_embedded: bool,
 }
 
 /// One executable mapping.
@@ -141,7 +149,13 @@ impl Spaces {
 
     /// Reads the mappings of a process whose interpreter is at `interpreter`.
     /// They are in the kernel half after the next [`Spaces::publish`].
-    pub fn attach(&mut self, pid: u32, memory: &ProcessMemory, interpreter: Range, now: Instant) {
+    pub fn attach(
+        &mut self,
+        pid: u32,
+        memory: &ProcessMemory,
+        interpreter: Interpreter,
+        now: Instant,
+    ) {
         let mappings = self.read(memory);
         self.leave(pid);
         self.join(pid, mappings, interpreter, now);
@@ -264,11 +278,11 @@ impl Spaces {
             .iter()
             .map(|piece| {
                 let placed = self.objects.placed(piece.object);
-                let is_interpreter = space.interpreter.contains(piece.range.start);
+                let is_interpreter = space.interpreter.extent.contains(piece.range.start);
                 let mut flags = 0;
                 if is_interpreter {
                     flags |= mapping_flags::INTERPRETER;
-                    if self.hide_interpreter {
+                    if self.hide_interpreter && !space.interpreter.is_embedded {
                         flags |= mapping_flags::HIDDEN;
                     }
                 }
@@ -407,7 +421,15 @@ impl Spaces {
         }
     }
 
-    fn join(&mut self, pid: u32, mappings: Vec<Piece>, interpreter: Range, now: Instant) {
+    fn join(&mut self, pid: u32, mappings: Vec<Piece>, interpreter: Interpreter, now: Instant) {
+        let interpreters = mappings
+            .iter()
+            .filter(|piece| interpreter.extent.contains(piece.range.start));
+        for piece in interpreters {
+            if let Some(object) = self.objects.get_mut(piece.object) {
+                object.interpreter = Some(interpreter.is_embedded);
+            }
+        }
         let id = self.next;
         self.next = self.next.wrapping_add(1);
         self.spaces.insert(

@@ -9,7 +9,6 @@ use rbprof_common::wire::sample_flags;
 
 use super::Observed;
 use super::Session;
-use super::machine;
 use super::markers;
 use super::process::Known;
 use super::process::Look;
@@ -115,11 +114,11 @@ impl Session {
                         {
                             location
                         }
-                        _ => machine::locate(
+                        _ => self.machine.locate(
                             resolved,
                             &mut self.profile,
-                            &mut self.objects,
                             self.spaces.as_ref().map(|spaces| &spaces.objects),
+                            process,
                         ),
                     };
                     self.locations.push(location);

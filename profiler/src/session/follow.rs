@@ -8,9 +8,11 @@ use rbprof_common::process::state;
 
 use super::Session;
 use super::SessionError;
+use super::machine;
 use super::process::Look;
 use super::process::Process;
 use super::process::Readiness;
+use crate::native::spaces::Interpreter;
 use crate::targets::AttachError;
 use crate::targets::Target;
 use crate::targets::ThreadPointer;
@@ -51,12 +53,15 @@ impl Session {
         if let (0, Some(candidate)) = (entry.vm_exec[0].end, &target.vm_exec_candidate) {
             entry.vm_exec = candidate.ranges;
         }
-        let extent = target.ruby.extent;
+        let interpreter = Interpreter {
+            extent: target.ruby.extent,
+            is_embedded: !machine::is_ruby_s_own(&target.ruby.path),
+        };
         let process =
             Process::ready(target, entry).map_err(|error| SessionError::Memory { pid, error })?;
         self.kernel.set_process(pid, &entry)?;
         if let (Some(spaces), Some(memory)) = (&mut self.spaces, process.memory()) {
-            spaces.attach(pid, memory, extent, Instant::now());
+            spaces.attach(pid, memory, interpreter, Instant::now());
         }
         self.processes.insert(pid, process);
         Ok(())

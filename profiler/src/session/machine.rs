@@ -1,6 +1,5 @@
 //! Native and kernel frames.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,18 +7,25 @@ use std::time::Instant;
 
 use rbprof_common::wire::object;
 
+use super::PATIENCE;
 use super::Session;
+use super::process::Process;
 use crate::kernel::KernelError;
+use crate::native::objects::Object;
 use crate::native::objects::Objects;
+use crate::presentation::Role;
 use crate::profile::Function;
 use crate::profile::FunctionId;
 use crate::profile::FunctionKind;
+use crate::profile::Location;
 use crate::profile::LocationId;
 use crate::profile::Mapping;
 use crate::profile::MappingId;
 use crate::profile::Profile;
 use crate::symbolize::Executed;
 use crate::symbolize::Resolved;
+use crate::symbolize::native::NativeNames;
+use crate::symbolize::native::ObjectFile;
 
 /// Stands for the kernel among the objects.
 const KERNEL: u32 = u32::MAX;
@@ -55,81 +61,186 @@ impl Session {
     }
 }
 
-/// The place of a frame in the profile.
-pub(super) fn locate(
-    resolved: &Resolved,
-    profile: &mut Profile,
-    known: &mut HashMap<u32, (MappingId, FunctionId)>,
-    objects: Option<&Objects>,
-) -> LocationId {
-    let (number, address) = match resolved.code {
-        Executed::Native { object, address } => (object, address),
-        Executed::Kernel { address } => (KERNEL, address),
-        Executed::Compiled => {
-            let function = profile.intern_function(&resolved.function);
-            return profile.intern_compiled_location(function, resolved.line);
-        }
-        Executed::Ruby | Executed::Collector => {
-            let function = profile.intern_function(&resolved.function);
-            return profile.intern_location(function, resolved.line);
-        }
-    };
-    let (mapping, function) = *known
-        .entry(number)
-        .or_insert_with(|| enter(number, profile, objects));
-    profile.intern_native_location(function, 0, mapping, address)
+/// Machine code in the profile, and its names.
+#[derive(Debug, Default)]
+pub(super) struct MachineCode {
+    /// Where native frames are walked.
+    pub(super) names: Option<NativeNames>,
+    /// By number of the object: its mapping, and the function that stands for
+    /// what has no name.
+    entered: HashMap<u32, (MappingId, FunctionId)>,
+    /// The objects of mappings, and what they are to Ruby.
+    objects: HashMap<MappingId, (u32, Role)>,
 }
 
-/// Enters an object into the profile.
-fn enter(number: u32, profile: &mut Profile, objects: Option<&Objects>) -> (MappingId, FunctionId) {
-    let (path, build_id, kind, name) = match number {
-        KERNEL => (
-            Cow::Borrowed("[kernel.kallsyms]"),
-            String::new(),
-            FunctionKind::Kernel,
-            "kernel".to_owned(),
-        ),
-        object::UNKNOWN => (
-            Cow::Borrowed("[unknown]"),
-            String::new(),
-            FunctionKind::Native,
-            "unknown".to_owned(),
-        ),
-        number => match objects.and_then(|objects| objects.get(number)) {
-            Some(object) => (
-                Cow::Borrowed(object.path.as_str()),
-                hexadecimal(&object.build_id),
-                FunctionKind::Native,
-                short_name(&object.path).to_owned(),
-            ),
-            None => (
-                Cow::Borrowed("[anonymous]"),
-                String::new(),
-                FunctionKind::Native,
-                "anonymous".to_owned(),
-            ),
+impl MachineCode {
+    /// The place of a frame in the profile. Has a name looked for, if it needs
+    /// one.
+    pub(super) fn locate(
+        &mut self,
+        resolved: &Resolved,
+        profile: &mut Profile,
+        objects: Option<&Objects>,
+        process: &Process,
+    ) -> LocationId {
+        let (number, address) = match resolved.code {
+            Executed::Native { object, address } => (object, address),
+            Executed::Kernel { address } => (KERNEL, address),
+            Executed::Compiled => {
+                let function = profile.intern_function(&resolved.function);
+                return profile.intern_compiled_location(function, resolved.line);
+            }
+            Executed::Ruby | Executed::Collector => {
+                let function = profile.intern_function(&resolved.function);
+                return profile.intern_location(function, resolved.line);
+            }
+        };
+        let (mapping, function) = match self.entered.get(&number) {
+            Some(&entered) => entered,
+            None => self.enter(number, profile, objects, process),
+        };
+        if let Some(names) = &mut self.names {
+            match number {
+                KERNEL => names.want_kernel(address),
+                object::UNKNOWN | object::ANONYMOUS => {}
+                number => names.want(number, address),
+            }
+        }
+        profile.intern_native_location(function, 0, mapping, address)
+    }
+
+    /// Enters an object into the profile.
+    fn enter(
+        &mut self,
+        number: u32,
+        profile: &mut Profile,
+        objects: Option<&Objects>,
+        process: &Process,
+    ) -> (MappingId, FunctionId) {
+        let found = objects.and_then(|objects| objects.get(number));
+        let path: Arc<str> = match number {
+            KERNEL => "[kernel.kallsyms]".into(),
+            object::UNKNOWN => "[unknown]".into(),
+            _ => found.map_or("[anonymous]", |it| &it.path).into(),
+        };
+        let mapping = profile.intern_mapping(&Mapping {
+            file: Arc::clone(&path),
+            build_id: found.map_or_else(String::new, build_id).into(),
+            ..Mapping::default()
+        });
+        let (kind, name) = match number {
+            KERNEL => (FunctionKind::Kernel, "kernel"),
+            _ => (FunctionKind::Native, short_name(&path)),
+        };
+        let label: Arc<str> = format!("[{}]", name.trim_matches(['[', ']'])).into();
+        let function = profile.intern_function(&Arc::new(Function {
+            kind,
+            base_label: Arc::clone(&label),
+            label,
+            file: "".into(),
+            first_line: 0,
+        }));
+        self.entered.insert(number, (mapping, function));
+        self.objects.insert(mapping, (number, role(number, found)));
+        if let (Some(names), Some(object)) = (&mut self.names, found)
+            && let Ok(file) = object.file()
+        {
+            let process = process.memory().map(|it| Arc::clone(it.process()));
+            names.add_object(
+                number,
+                ObjectFile {
+                    file,
+                    path,
+                    process,
+                },
+            );
+        }
+        (mapping, function)
+    }
+
+    /// What went wrong with names, once all that were asked for are there, or
+    /// have taken too long.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let Some(names) = &self.names else {
+            return Vec::new();
+        };
+        let in_time = names.wait(PATIENCE);
+        let mut notes = names.notes();
+        if !in_time {
+            notes
+                .push("some native functions have no names: finding them took too long".to_owned());
+        }
+        notes
+    }
+
+    /// What the code of a mapping is to Ruby.
+    pub(super) fn role(&self, mapping: MappingId) -> Role {
+        let known = self.objects.get(&mapping);
+        known.map_or_else(Role::default, |(_, role)| *role)
+    }
+
+    /// The name of a place in machine code.
+    pub(super) fn name(&self, location: &Location) -> Option<Arc<Function>> {
+        let names = self.names.as_ref()?;
+        match self.objects.get(&location.mapping)?.0 {
+            KERNEL => names.lookup_kernel(location.address),
+            object::UNKNOWN | object::ANONYMOUS => None,
+            number => names.lookup(number, location.address),
+        }
+    }
+}
+
+fn role(number: u32, found: Option<&Object>) -> Role {
+    match found {
+        Some(object) => match object.interpreter {
+            Some(true) => Role::Program,
+            Some(false) => Role::Interpreter,
+            // What starts a shared one.
+            None if is_ruby_s_own(&object.path) => Role::Interpreter,
+            None => Role::of_file(&object.path),
         },
-    };
-    let mapping = profile.intern_mapping(&Mapping {
-        file: path.as_ref().into(),
-        build_id: build_id.into(),
-        ..Mapping::default()
-    });
-    let label: Arc<str> = format!("[{}]", name.trim_matches(['[', ']'])).into();
-    let function = profile.intern_function(&Arc::new(Function {
-        kind,
-        base_label: Arc::clone(&label),
-        label,
-        file: "".into(),
-        first_line: 0,
-    }));
-    (mapping, function)
+        None if number == object::ANONYMOUS => Role::Generated,
+        None => Role::default(),
+    }
+}
+
+/// Whether a file has, by its name, the interpreter and nothing else: `ruby`,
+/// `ruby3.3`, `libruby.so.3.3.8`, `libruby-3.1.so.3.1.2`.
+pub(super) fn is_ruby_s_own(path: &str) -> bool {
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    let name = short_name(path);
+    name.starts_with("libruby")
+        || name
+            .strip_prefix("ruby")
+            .is_some_and(|rest| rest.chars().all(|it| it.is_ascii_digit() || it == '.'))
 }
 
 fn short_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+fn build_id(object: &Object) -> String {
+    let bytes = object.build_id.iter();
+    bytes.map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_ruby_s_own;
+
+    #[test]
+    fn interpreters_are_known_by_their_names() {
+        for path in [
+            "/usr/bin/ruby",
+            "/usr/bin/ruby3.3",
+            "/opt/ruby/bin/ruby (deleted)",
+            "/usr/lib/libruby-3.1.so.3.1.2",
+            "/opt/lib/libruby.so.3.4",
+        ] {
+            assert!(is_ruby_s_own(path), "{path}");
+        }
+        for path in ["/usr/bin/rubyx", "/usr/bin/app", "/usr/lib/ruby/zlib.so"] {
+            assert!(!is_ruby_s_own(path), "{path}");
+        }
+    }
 }

@@ -35,6 +35,7 @@ use rbprof_common::wire::Sample;
 
 use self::account::Account;
 pub use self::error::SessionError;
+use self::machine::MachineCode;
 use self::process::Look;
 use self::process::Process;
 use crate::kernel;
@@ -45,11 +46,8 @@ use crate::native::objects::Objects;
 use crate::native::spaces::Spaces;
 use crate::presentation;
 use crate::presentation::Presentation;
-use crate::presentation::Role;
-use crate::profile::FunctionId;
 use crate::profile::LabelsId;
 use crate::profile::LocationId;
-use crate::profile::MappingId;
 use crate::profile::Metadata;
 use crate::profile::Profile;
 use crate::profile::StackId;
@@ -57,6 +55,8 @@ use crate::samples::Record;
 use crate::samples::Stack;
 use crate::samples::StackTable;
 use crate::symbolize::Resolved;
+use crate::symbolize::native::DEFAULT_BUDGET;
+use crate::symbolize::native::NativeNames;
 use crate::targets::AttachError;
 use crate::targets::Attacher;
 
@@ -93,9 +93,8 @@ pub struct Session {
     processes: HashMap<u32, Process>,
     /// Where native frames are walked: what code the processes have.
     spaces: Option<Spaces>,
-    /// Of the objects in the profile: the mapping, and the function that stands
-    /// for what has no name.
-    objects: HashMap<u32, (MappingId, FunctionId)>,
+    /// Machine code in the profile.
+    machine: MachineCode,
     stacks: StackTable,
     profile: Profile,
     account: Account,
@@ -151,7 +150,7 @@ impl Session {
             attacher: Attacher::default(),
             processes: HashMap::new(),
             spaces: None,
-            objects: HashMap::new(),
+            machine: MachineCode::default(),
             stacks: StackTable::new(STACK_BUDGET),
             profile: Profile::new(metadata),
             account: Account::default(),
@@ -196,6 +195,8 @@ impl Session {
     pub fn walk_native(&mut self, hide_interpreter: bool) -> Result<(), SessionError> {
         let spaces = Spaces::new(self.kernel.tables(), hide_interpreter);
         self.spaces = Some(spaces.map_err(SessionError::Thread)?);
+        let names = NativeNames::start(DEFAULT_BUDGET);
+        self.machine.names = Some(names.map_err(SessionError::Thread)?);
         Ok(())
     }
 
@@ -477,11 +478,14 @@ impl Session {
             Ok(counters) => self.account.describe(&counters, &mut self.profile.metadata),
             Err(error) => self.warn(&format!("reading the kernel's counters: {error}")),
         }
+        for note in self.machine.notes() {
+            self.warn(&note);
+        }
         presentation::present(
             self.profile,
             self.presentation,
-            |_| Role::default(),
-            |_| None,
+            |mapping| self.machine.role(mapping),
+            |location| self.machine.name(location),
         )
     }
 }
