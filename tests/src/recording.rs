@@ -42,7 +42,7 @@ pub struct Seen {
     pub flags: u32,
     /// The thread's name.
     pub comm: String,
-    /// Those of Ruby, leaf first.
+    /// Those of Ruby, and what the collector does on their behalf; leaf first.
     pub frames: Vec<Resolved>,
     /// Leaf first, as they came from the kernel half.
     pub stack: Arc<[Frame]>,
@@ -112,7 +112,12 @@ impl Recorder {
                 frames: observed
                     .frames
                     .iter()
-                    .filter(|frame| matches!(frame.code, Executed::Ruby | Executed::Compiled))
+                    .filter(|frame| {
+                        !matches!(
+                            frame.code,
+                            Executed::Native { .. } | Executed::Kernel { .. }
+                        )
+                    })
                     .cloned()
                     .collect(),
                 stack: Arc::clone(&observed.stack.frames),

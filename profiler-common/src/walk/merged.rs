@@ -16,7 +16,6 @@
 use bytemuck::Zeroable as _;
 
 use crate::Memory;
-use crate::layout::WalkLayout;
 use crate::process::ProcessEntry;
 use crate::process::Range;
 use crate::roots::Context;
@@ -39,13 +38,13 @@ use crate::wire::sample_flags;
 /// Steps in the longest walk, of either kind.
 pub const MAX_STEPS: u32 = 1 << 17;
 /// Most native frames of a stack; bounds what a hostile stack costs.
-pub const MAX_NATIVE: u32 = 1 << 15;
+pub const MAX_NATIVE: u32 = 1 << 14;
 /// How far above the stack pointer compiled code's return address into the
 /// interpreter is looked for, in words.
-const MAX_SCAN: u32 = 512;
-/// Most scans of a stack: compiled code is left and entered again at each
-/// activation.
-const MAX_SCANNED: u32 = 1 << 15;
+const MAX_SCAN: u32 = 128;
+/// Most words looked at in all scans of a stack: compiled code is left and
+/// entered again at each activation.
+const MAX_SCANNED: u32 = 1 << 14;
 
 /// What a walk does next.
 mod stage {
@@ -99,18 +98,6 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// A walk over Ruby frames alone.
-    #[inline(always)]
-    #[must_use]
-    pub fn of_ruby(context: &Context, layout: &WalkLayout) -> Self {
-        Self {
-            ruby: RubyWalk::start(context, layout),
-            has_ruby: 1,
-            stage: stage::REST,
-            ..Self::default()
-        }
-    }
-
     /// A walk over the native frames of a thread of `entry`'s process that
     /// begins at `registers`, and over the Ruby frames of its `context` if it
     /// has one.

@@ -4,5 +4,6 @@
 
 mod collector;
 mod hostile;
+mod merged;
 mod stacks;
 mod support;

@@ -17,7 +17,7 @@ use rbprof_common::wire::frame_attr;
 use rbprof_common::wire::frame_kind;
 use rbprof_common::wire::sample_flags;
 
-const EC: u64 = 0x5000_0000;
+pub(crate) const EC: u64 = 0x5000_0000;
 const STACK: u64 = 0x7000_0000;
 const STACK_WORDS: u64 = 131_072;
 const STACK_END: u64 = STACK + 8 * STACK_WORDS;
@@ -26,8 +26,8 @@ const HEAP: u64 = 0x6000_0000;
 
 /// A VM stack that grows as Ruby's does: control frames down from the end,
 /// environments up from the start.
-struct Vm {
-    memory: Sparse,
+pub(crate) struct Vm {
+    pub(crate) memory: Sparse,
     cfp: u64,
     cfp_size: u64,
     sp: u64,
@@ -35,7 +35,7 @@ struct Vm {
 }
 
 impl Vm {
-    fn new(cfp_size: u32) -> Self {
+    pub(crate) fn new(cfp_size: u32) -> Self {
         let cfp_size = u64::from(cfp_size);
         let mut memory = Sparse::default();
         memory.put(EC, STACK);
@@ -51,7 +51,7 @@ impl Vm {
         vm
     }
 
-    fn object(&mut self, imemo_type: u64, second: u64) -> u64 {
+    pub(crate) fn object(&mut self, imemo_type: u64, second: u64) -> u64 {
         let address = self.objects;
         self.objects += 40;
         self.memory
@@ -75,7 +75,14 @@ impl Vm {
         ep
     }
 
-    fn push(&mut self, iseq: u64, pc: u64, flags: u64, me_cref: u64, specval: u64) -> u64 {
+    pub(crate) fn push(
+        &mut self,
+        iseq: u64,
+        pc: u64,
+        flags: u64,
+        me_cref: u64,
+        specval: u64,
+    ) -> u64 {
         let ep = self.environment(me_cref, specval, flags);
         self.push_with_ep(iseq, pc, ep);
         ep
@@ -94,7 +101,7 @@ impl Vm {
     }
 
     /// Where the newest frame has its last word, `jit_return`.
-    fn jit_return(&self) -> u64 {
+    pub(crate) fn jit_return(&self) -> u64 {
         self.cfp + self.cfp_size - 8
     }
 

@@ -7,6 +7,7 @@ use std::hash::Hash as _;
 use std::hash::Hasher as _;
 use std::hash::RandomState;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::sync::mpsc::RecvTimeoutError;
@@ -17,10 +18,13 @@ use std::time::Duration;
 
 use object::read::ReadRef;
 
+use crate::memory::PinnedProcess;
+use crate::targets::debug_file::DebugFile;
 use crate::targets::elf::Elf;
 use crate::targets::elf::file_cache;
 use crate::unwind;
 use crate::unwind::Table;
+use crate::unwind::UnwindError;
 
 /// Where an object's contents are.
 #[derive(Clone, Debug)]
@@ -40,6 +44,17 @@ pub(super) struct Key {
     contents: u64,
 }
 
+/// An object to be compiled.
+pub(super) struct Job {
+    /// Its number.
+    pub(super) object: u32,
+    pub(super) contents: Contents,
+    /// Its path as mapped, and a process that has it mapped: where its debug
+    /// file is looked for, should it need one.
+    pub(super) path: String,
+    pub(super) process: Arc<PinnedProcess>,
+}
+
 /// What became of an object.
 pub(super) struct Compiled {
     /// The object's number.
@@ -50,7 +65,7 @@ pub(super) struct Compiled {
 
 /// The thread, seen from outside.
 pub(super) struct Compiler {
-    jobs: Option<Sender<(u32, Contents)>>,
+    jobs: Option<Sender<Job>>,
     results: Receiver<Compiled>,
     pending: usize,
     thread: Option<JoinHandle<()>>,
@@ -70,14 +85,15 @@ impl Compiler {
     /// # Errors
     /// The system's, when it has no room for a thread.
     pub(super) fn start() -> io::Result<Self> {
-        let (jobs, todo) = channel::<(u32, Contents)>();
+        let (jobs, todo) = channel::<Job>();
         let (done, results) = channel();
         let thread = std::thread::Builder::new()
             .name("rbprof-unwind".to_owned())
             .spawn(move || {
                 let checksums = RandomState::new();
-                for (object, contents) in todo {
-                    let table = compile(&contents, &checksums);
+                for job in todo {
+                    let table = compile(&job, &checksums);
+                    let object = job.object;
                     if done.send(Compiled { object, table }).is_err() {
                         break;
                     }
@@ -92,11 +108,11 @@ impl Compiler {
     }
 
     /// Has the table of an object compiled.
-    pub(super) fn ask(&mut self, object: u32, contents: Contents) {
+    pub(super) fn ask(&mut self, job: Job) {
         let sent = self
             .jobs
             .as_ref()
-            .is_some_and(|jobs| jobs.send((object, contents)).is_ok());
+            .is_some_and(|jobs| jobs.send(job).is_ok());
         self.pending += usize::from(sent);
     }
 
@@ -136,26 +152,35 @@ impl Drop for Compiler {
     }
 }
 
-fn compile(contents: &Contents, checksums: &RandomState) -> Result<(Key, Table), String> {
-    match contents {
+fn compile(job: &Job, checksums: &RandomState) -> Result<(Key, Table), String> {
+    match &job.contents {
         Contents::File(file) => {
             let file = file.try_clone().map_err(|error| error.to_string())?;
             let cache = file_cache(file);
             let elf = Elf::parse(&cache).map_err(|error| error.to_string())?;
-            of_elf(&elf, checksums)
+            match unwind::compile(&elf, None) {
+                // Its call frame information may be where its symbols are.
+                Err(UnwindError::NoFunctions) => {
+                    let debug = DebugFile::find(&elf, Path::new(&job.path), &job.process);
+                    let debug = debug.as_ref().and_then(DebugFile::elf);
+                    keyed(&elf, unwind::compile(&elf, debug.as_ref()), checksums)
+                }
+                outcome => keyed(&elf, outcome, checksums),
+            }
         }
         Contents::Memory(bytes) => {
             let elf = Elf::parse(&**bytes).map_err(|error| error.to_string())?;
-            of_elf(&elf, checksums)
+            keyed(&elf, unwind::compile(&elf, None), checksums)
         }
     }
 }
 
-fn of_elf<'data, R: ReadRef<'data>>(
+fn keyed<'data, R: ReadRef<'data>>(
     elf: &Elf<'data, R>,
+    outcome: Result<Table, UnwindError>,
     checksums: &RandomState,
 ) -> Result<(Key, Table), String> {
-    let table = unwind::compile(elf, None).map_err(|error| error.to_string())?;
+    let table = outcome.map_err(|error| error.to_string())?;
     // The table stands for what it was made of.
     let mut contents = checksums.build_hasher();
     for page in table.pages() {

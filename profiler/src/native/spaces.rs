@@ -22,6 +22,7 @@ use rbprof_common::wire::object;
 
 use super::compiler::Compiler;
 use super::compiler::Contents;
+use super::compiler::Job;
 use super::compiler::Key;
 use super::objects::Objects;
 use super::objects::PlacedTable;
@@ -158,7 +159,7 @@ impl Spaces {
     ) {
         let mappings = self.read(memory);
         self.leave(pid);
-        self.join(pid, mappings, interpreter, now);
+        self.join(pid, mappings, interpreter, memory, now);
     }
 
     /// A process was forked: it has what its parent has.
@@ -215,14 +216,17 @@ impl Spaces {
             return;
         };
         if space.mappings == mappings {
-            // What the samples meet is not in a file; looking does not help.
+            // What the samples meet is in no file that can be opened, or a table
+            // that had to make room for another.
             member.pause = (member.pause * 2).min(LOOKS.1);
+            let id = member.space;
+            self.compile_missing(id, memory);
             return;
         }
         member.pause = LOOKS.0;
         let interpreter = space.interpreter;
         self.leave(pid);
-        self.join(pid, mappings, interpreter, now);
+        self.join(pid, mappings, interpreter, memory, now);
     }
 
     /// Whether tables are still being compiled.
@@ -421,7 +425,14 @@ impl Spaces {
         }
     }
 
-    fn join(&mut self, pid: u32, mappings: Vec<Piece>, interpreter: Interpreter, now: Instant) {
+    fn join(
+        &mut self,
+        pid: u32,
+        mappings: Vec<Piece>,
+        interpreter: Interpreter,
+        memory: &ProcessMemory,
+        now: Instant,
+    ) {
         let interpreters = mappings
             .iter()
             .filter(|piece| interpreter.extent.contains(piece.range.start));
@@ -444,10 +455,10 @@ impl Spaces {
         );
         self.processes.insert(pid, Member::new(id, now));
         // A table may have been taken away while nobody used it.
-        self.compile_missing(id);
+        self.compile_missing(id, memory);
     }
 
-    fn compile_missing(&mut self, id: u32) {
+    fn compile_missing(&mut self, id: u32, memory: &ProcessMemory) {
         let Some(space) = self.spaces.get(&id) else {
             return;
         };
@@ -458,8 +469,12 @@ impl Spaces {
             if let TableState::Known(key) = &found.table
                 && !self.objects.tables.contains_key(key)
             {
-                let contents = found.contents.clone();
-                self.compiler.ask(piece.object, contents);
+                self.compiler.ask(Job {
+                    object: piece.object,
+                    contents: found.contents.clone(),
+                    path: found.path.clone(),
+                    process: Arc::clone(memory.process()),
+                });
                 if let Some(found) = self.objects.get_mut(piece.object) {
                     found.table = TableState::Compiling;
                 }
@@ -544,6 +559,7 @@ impl Spaces {
                     Contents::File(file),
                     loads,
                     build_id,
+                    memory,
                 )?
             }
         };
@@ -578,6 +594,7 @@ impl Spaces {
                     Contents::Memory(Arc::clone(&bytes)),
                     loads,
                     build_id,
+                    memory,
                 )?
             }
         };
@@ -592,12 +609,18 @@ impl Spaces {
         contents: Contents,
         loads: Vec<Load>,
         build_id: Vec<u8>,
+        memory: &ProcessMemory,
     ) -> Option<u32> {
         let added = self
             .objects
-            .add(version, path, contents.clone(), loads, build_id);
+            .add(version, path.clone(), contents.clone(), loads, build_id);
         match added {
-            Some(number) => self.compiler.ask(number, contents),
+            Some(object) => self.compiler.ask(Job {
+                object,
+                contents,
+                path,
+                process: Arc::clone(memory.process()),
+            }),
             None => {
                 self.warn("too many different files are mapped: some native frames are missing")
             }

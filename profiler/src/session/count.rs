@@ -13,11 +13,13 @@ use super::markers;
 use super::process::Known;
 use super::process::Look;
 use super::process::Process;
+use crate::presentation::NativeFrames;
 use crate::profile::Function;
 use crate::profile::Labels;
 use crate::profile::LabelsId;
 use crate::profile::LocationId;
 use crate::profile::StackId;
+use crate::symbolize::Executed;
 use crate::symbolize::Moment;
 use crate::symbolize::Resolved;
 
@@ -105,6 +107,7 @@ impl Session {
                 self.locations.clear();
                 // Recursion repeats a frame thousands of times.
                 let mut before: Option<(&Resolved, LocationId)> = None;
+                let mut native_end = 0;
                 for resolved in &self.resolved {
                     let location = match before {
                         Some((same, location))
@@ -123,6 +126,16 @@ impl Session {
                     };
                     self.locations.push(location);
                     before = Some((resolved, location));
+                    if matches!(resolved.code, Executed::Native { .. }) {
+                        native_end = self.locations.len();
+                    }
+                }
+                if stack.flags & sample_flags::NATIVE_CUT != 0
+                    && self.presentation.native == NativeFrames::All
+                {
+                    let function = self.profile.intern_function(&markers::native_cut());
+                    let location = self.profile.intern_location(function, 0);
+                    self.locations.insert(native_end, location);
                 }
                 if let Some(marker) = markers::for_cut_end(stack.flags) {
                     let function = self.profile.intern_function(&marker);

@@ -36,6 +36,12 @@ pub fn nothing_to_show() -> Arc<Function> {
     marker("(no Ruby code)")
 }
 
+/// The frame where the native stack was lost, and Ruby frames alone go on.
+#[must_use]
+pub fn native_cut() -> Arc<Function> {
+    marker("(native frames missing)")
+}
+
 /// The frame at the outer end of a stack that was cut.
 #[must_use]
 pub fn for_cut_end(flags: u32) -> Option<Arc<Function>> {
