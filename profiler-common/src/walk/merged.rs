@@ -99,8 +99,8 @@ pub struct Walk {
 
 impl Walk {
     /// A walk over the native frames of a thread of `entry`'s process that
-    /// begins at `registers`, and over the Ruby frames of its `context` if it
-    /// has one.
+    /// begins at `registers` (all 0 where they cannot be had), and over the Ruby
+    /// frames of its `context` if it has one.
     #[inline(always)]
     pub fn start(
         &mut self,
@@ -126,8 +126,10 @@ impl Walk {
             Some(context) => {
                 self.ruby = RubyWalk::start(context, &entry.layout);
                 self.has_ruby = 1;
-                if entry.mappings == 0 || registers.sp == 0 {
+                if entry.mappings == 0 {
                     self.stage = stage::REST;
+                } else if registers.sp == 0 {
+                    self.cut(0);
                 }
             }
             None => {

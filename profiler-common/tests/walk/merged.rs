@@ -76,15 +76,10 @@ impl Program {
             reserved: 0,
         };
         let mut rows: Box<Chunk> = Box::new([Row::default(); 1 << 14]);
-        rows[0] = Row { pc: 0, rule: 1 };
-        rows[1] = Row {
-            pc: 0x2000,
-            rule: 2,
-        };
-        rows[2] = Row {
-            pc: 0x3000,
-            rule: 0,
-        };
+        let filled = [(0, 1), (0x2000, 2), (0x3000, 0)];
+        for (row, (pc, rule)) in rows.iter_mut().zip(filled) {
+            *row = Row { pc, rule };
+        }
         Self {
             mappings: vec![
                 mapping(RUBY, INTERPRETER, 1, flags | mapping_flags::INTERPRETER),
@@ -430,7 +425,7 @@ fn without_mappings_or_registers_the_ruby_frames_stand_alone() {
     assert_eq!(thread.walk_entry(&entry, true), (0, ruby.clone()));
     assert_eq!(thread.walk_entry(&entry, false), (0, Vec::new()));
     thread.sp = 0;
-    assert_eq!(thread.walk(), (0, ruby));
+    assert_eq!(thread.walk(), (sample_flags::NATIVE_CUT, ruby));
 }
 
 #[test]

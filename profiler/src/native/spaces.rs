@@ -622,7 +622,7 @@ impl Spaces {
                 process: Arc::clone(memory.process()),
             }),
             None => {
-                self.warn("too many different files are mapped: some native frames are missing")
+                self.warn("too many different files are mapped: some native frames are missing");
             }
         }
         added

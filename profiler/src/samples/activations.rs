@@ -29,8 +29,7 @@ const fn is_of_ruby(frame: &Frame) -> bool {
 /// into or out of an activation.
 #[must_use]
 pub fn reunite(frames: &[Frame]) -> Option<Vec<Frame>> {
-    let (ruby, native): (Vec<Frame>, Vec<Frame>) =
-        frames.iter().copied().partition(|frame| is_of_ruby(frame));
+    let (ruby, native): (Vec<Frame>, Vec<Frame>) = frames.iter().copied().partition(is_of_ruby);
     // Each activation's Ruby frames, leaf first.
     let activations: Vec<&[Frame]> = ruby
         .split_inclusive(|frame| frame.has(frame_attr::FINISH))
