@@ -8,6 +8,7 @@ use anyhow::Result;
 use anyhow::ensure;
 use rbprof::kernel::Options;
 use rbprof::profile::FunctionKind;
+use rbprof::symbolize::Executed;
 use rbprof::symbolize::Resolved;
 use xtask::rubies::Installed;
 
@@ -210,7 +211,19 @@ pub fn compare_profile(points: &[Point], samples: &[Counted]) -> Result<()> {
     let (mut whole, mut withheld, mut around) = (0, 0, 0);
     let mut counts = vec![0; points.len()];
     for sample in samples {
-        let Some(leaf) = own_frames(&sample.frames).first() else {
+        // Machine code is of no concern here.
+        let frames: Vec<Resolved> = sample
+            .frames
+            .iter()
+            .filter(|frame| {
+                !matches!(
+                    frame.code,
+                    Executed::Native { .. } | Executed::Kernel { .. }
+                )
+            })
+            .cloned()
+            .collect();
+        let Some(leaf) = own_frames(&frames).first() else {
             continue;
         };
         let mut here = points
@@ -224,7 +237,7 @@ pub fn compare_profile(points: &[Point], samples: &[Counted]) -> Result<()> {
         if here.peek().is_none() {
             continue;
         }
-        if is_withheld(&sample.frames, Jit::Off) {
+        if is_withheld(&frames, Jit::Off) {
             withheld += sample.count;
             continue;
         }
@@ -232,11 +245,11 @@ pub fn compare_profile(points: &[Point], samples: &[Counted]) -> Result<()> {
         let mut errors = Vec::new();
         let mut found = false;
         for (point, count) in here {
-            if is_around(point, &sample.frames, Jit::Off) {
+            if is_around(point, &frames, Jit::Off) {
                 around += sample.count;
                 found = true;
             }
-            match same_stack(point, &sample.frames, Jit::Off) {
+            match same_stack(point, &frames, Jit::Off) {
                 Ok(()) => {
                     *count += sample.count;
                     found = true;

@@ -103,23 +103,25 @@ impl Recorder {
                 .copied()
                 .take_while(|&byte| byte != 0)
                 .collect();
+            let is_machine =
+                |code| matches!(code, Executed::Native { .. } | Executed::Kernel { .. });
+            let frames: Vec<Resolved> = observed
+                .frames
+                .iter()
+                .filter(|frame| !is_machine(frame.code))
+                .cloned()
+                .collect();
+            // Machine code alone, of a thread that runs no Ruby.
+            if frames.is_empty() {
+                return;
+            }
             into.lock().push(Seen {
                 time: sample.time,
                 pid: sample.tgid,
                 tid: sample.tid,
                 flags: sample.flags,
                 comm: String::from_utf8_lossy(&comm).into_owned(),
-                frames: observed
-                    .frames
-                    .iter()
-                    .filter(|frame| {
-                        !matches!(
-                            frame.code,
-                            Executed::Native { .. } | Executed::Kernel { .. }
-                        )
-                    })
-                    .cloned()
-                    .collect(),
+                frames,
                 stack: Arc::clone(&observed.stack.frames),
             });
         }));

@@ -253,12 +253,8 @@ impl Kernel {
         file: &Path,
         offset: u64,
     ) -> Result<(), KernelError> {
+        self.load_probe()?;
         let program: &mut UProbe = program(&mut self.ebpf, "sample_here")?;
-        if program.fd().is_err() {
-            program
-                .load()
-                .map_err(|error| KernelError::load("sample_here", error))?;
-        }
         program
             .attach(
                 UProbeAttachLocation::AbsoluteOffset(offset),
@@ -266,6 +262,20 @@ impl Kernel {
                 UProbeScope::OneProcess(pid),
             )
             .map_err(|error| KernelError::attach("a probe in user space", error))?;
+        Ok(())
+    }
+
+    /// Loads the program of [`Kernel::sample_at`], which nothing else needs.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the kernel refuses.
+    pub fn load_probe(&mut self) -> Result<(), KernelError> {
+        let program: &mut UProbe = program(&mut self.ebpf, "sample_here")?;
+        if program.fd().is_err() {
+            program
+                .load()
+                .map_err(|error| KernelError::load("sample_here", error))?;
+        }
         Ok(())
     }
 
