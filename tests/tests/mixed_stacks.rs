@@ -120,14 +120,14 @@ struct Run {
     paths: HashMap<u32, String>,
 }
 
-fn run(name: &str, jit: Jit) -> Result<Option<Run>> {
+fn run(name: &str, workload: &str, jit: Jit) -> Result<Option<Run>> {
     let Some(ruby) = rig::ruby(name)? else {
         return Ok(None);
     };
     let Some(mut recorder) = Recorder::new(&Options::default())? else {
         return Ok(None);
     };
-    let mut command = ruby.script(&rig::workload("frames.rb"))?;
+    let mut command = ruby.script(&rig::workload(workload))?;
     command
         .env("RUBYOPT", jit.rubyopt())
         .env("SPIN_ROUNDS", ROUNDS);
@@ -277,28 +277,26 @@ fn same_native(seen: &Seen, stop: &Stop, biases: &HashMap<u32, u64>) -> Result<(
     Ok(())
 }
 
-fn check(name: &str, jit: Jit) -> Result<()> {
-    let Some(Run {
+/// Every stop is as framehop has it, and native and Ruby frames fit together.
+fn compare(name: &str, jit: Jit, run: &Run, enough: usize, depth: usize) -> Result<()> {
+    let Run {
         stops,
-        said,
-        mut recording,
+        recording,
         biases,
         paths,
-    }) = run(name, jit)?
-    else {
-        return Ok(());
-    };
+        ..
+    } = run;
     let sampled = recording.seen.len();
     ensure!(
         sampled == stops.len(),
         "{sampled} samples, {} stops",
         stops.len()
     );
-    ensure!(sampled >= 500, "only {sampled} stops");
+    ensure!(sampled >= enough, "only {sampled} stops");
     let mut compiled = 0;
     let mut deepest = 0;
     // The kernel half tells in order, the stops were seen in order.
-    for (seen, stop) in recording.seen.iter().zip(&stops) {
+    for (seen, stop) in recording.seen.iter().zip(stops) {
         let place = || {
             let native = seen
                 .stack
@@ -320,7 +318,7 @@ fn check(name: &str, jit: Jit) -> Result<()> {
         };
         interleaves(seen).with_context(place)?;
         if jit == Jit::Off {
-            same_native(seen, stop, &biases).with_context(place)?;
+            same_native(seen, stop, biases).with_context(place)?;
         }
         compiled += usize::from(
             seen.stack
@@ -336,11 +334,82 @@ fn check(name: &str, jit: Jit) -> Result<()> {
     println!(
         "{name}: {sampled} stops, up to {deepest} activations, {compiled} through compiled code"
     );
-    ensure!(deepest >= 5, "never more than {deepest} activations");
+    ensure!(deepest >= depth, "never more than {deepest} activations");
     ensure!(
         (jit == Jit::Yjit) == (compiled > 0),
         "{compiled} stacks go through compiled code"
     );
+    Ok(())
+}
+
+/// Methods of `callbacks.rb` that are stopped in.
+const CALLBACKS: [&str; 14] = [
+    "in_callback",
+    "in_coerce",
+    "in_comparison",
+    "in_ensure",
+    "in_exit",
+    "in_fiber",
+    "in_finalizer",
+    "in_nested_fiber",
+    "in_rescue",
+    "in_thread",
+    "in_throw",
+    "in_tracer",
+    "in_trap",
+    "here",
+];
+
+fn check_callbacks(name: &str, jit: Jit) -> Result<()> {
+    let Some(run) = run(name, "callbacks.rb", jit)? else {
+        return Ok(());
+    };
+    compare(name, jit, &run, 60, 4)?;
+    // There are none before 3.0.
+    let ractor = (!name.contains("2.7")).then_some("in_ractor");
+    for method in CALLBACKS.into_iter().chain(ractor) {
+        let is_in = |seen: &Seen| {
+            let mut frames = seen.frames.iter();
+            frames.any(|frame| &*frame.function.base_label == method)
+        };
+        ensure!(run.recording.seen.iter().any(is_in), "never in {method}");
+    }
+    Ok(())
+}
+
+#[test]
+fn callbacks_on_debian_2_7_4() -> Result<()> {
+    check_callbacks("debian-2.7.4", Jit::Off)
+}
+
+#[test]
+fn callbacks_on_debian_3_1_2() -> Result<()> {
+    check_callbacks("debian-3.1.2", Jit::Off)
+}
+
+#[test]
+fn callbacks_on_3_3_8() -> Result<()> {
+    check_callbacks("source-3.3.8-stripped", Jit::Off)
+}
+
+#[test]
+fn callbacks_on_debian_3_4_11() -> Result<()> {
+    check_callbacks("debian-3.4.11", Jit::Off)
+}
+
+#[test]
+fn callbacks_on_3_3_8_with_yjit() -> Result<()> {
+    check_callbacks("source-3.3.8", Jit::Yjit)
+}
+
+fn check(name: &str, jit: Jit) -> Result<()> {
+    let Some(mut run) = run(name, "frames.rb", jit)? else {
+        return Ok(());
+    };
+    compare(name, jit, &run, 500, 5)?;
+    let Run {
+        said, recording, ..
+    } = &mut run;
     // What each round calls is not part of the points.
     for seen in &mut recording.seen {
         if seen
@@ -351,9 +420,9 @@ fn check(name: &str, jit: Jit) -> Result<()> {
             seen.frames.remove(0);
         }
     }
-    let mut points = points::parse(&said)?;
+    let mut points = points::parse(said)?;
     points::relabel(&mut points, frames::LABELS)?;
-    frames::compare(&points, &recording, jit)
+    frames::compare(&points, recording, jit)
 }
 
 #[test]
