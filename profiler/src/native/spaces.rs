@@ -686,6 +686,10 @@ fn facts(file: &Arc<File>) -> Option<(Vec<Load>, Vec<u8>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::PinnedProcess;
+    use crate::unwind::store::QUARANTINE;
+    use crate::unwind::store::tests::InMemory;
+    use crate::unwind::store::tests::LIMITS;
 
     #[test]
     fn what_a_compiler_reserves_is_code() {
@@ -701,5 +705,85 @@ mod tests {
         let code = anonymous_code(&Mapping::parse_all(maps));
         let code: Vec<_> = code.iter().map(|range| (range.start, range.end)).collect();
         assert_eq!(code, [(0x100_0000, 0x300_0000), (0x500_0000, 0x800_0000)]);
+    }
+
+    fn own_memory() -> ProcessMemory {
+        let process = PinnedProcess::open(std::process::id()).unwrap();
+        ProcessMemory::open(Arc::new(process)).unwrap()
+    }
+
+    /// The unwind rule for an address of this process is in place.
+    fn is_described(maps: &InMemory, moved: Moved, address: u64) -> bool {
+        native::locate(maps, moved.at, moved.count, address).is_some_and(|mapping| {
+            native::rule_for(maps, mapping, address.wrapping_sub(mapping.bias)).is_ok()
+        })
+    }
+
+    #[test]
+    fn processes_share_objects_and_tables() {
+        let memory = own_memory();
+        let mut maps = InMemory::new(LIMITS);
+        let mut spaces = Spaces::new(&maps, false).unwrap();
+        let now = Instant::now();
+        let patience = Duration::from_secs(60);
+        let own = processes_share_objects_and_tables as *const () as u64;
+        let libc = libc::getpid as *const () as u64;
+
+        spaces.attach(1, &memory, Interpreter::default(), now);
+        let moved = spaces.publish(&mut maps, patience, now).unwrap();
+        let [first] = moved.as_slice() else {
+            panic!("{moved:?}");
+        };
+        assert_eq!(first.pid, 1);
+        for address in [own, libc] {
+            assert!(is_described(&maps, *first, address), "{address:x}");
+        }
+        let chunks = spaces.store.chunks();
+        let objects = spaces.objects.all().count();
+
+        // Another one with the same files, and a child.
+        spaces.attach(2, &memory, Interpreter::default(), now);
+        spaces.fork(1, 3, now);
+        let moved = spaces.publish(&mut maps, patience, now).unwrap();
+        let of = |pid| moved.iter().find(|it| it.pid == pid).copied().unwrap();
+        assert_ne!(of(2).at, of(1).at);
+        assert_eq!(of(3).at, of(1).at, "a child has its parent's");
+        assert!(is_described(&maps, of(2), own));
+        assert_eq!(spaces.objects.all().count(), objects);
+        assert_eq!(spaces.store.chunks(), chunks);
+        assert!(spaces.publish(&mut maps, patience, now).unwrap().is_empty());
+
+        // What is looked at again and found the same stays where it is, and is
+        // looked at ever less often.
+        spaces.look_again(2);
+        let mut now = now;
+        assert_eq!(spaces.due(now), [0; 0]);
+        now += LOOKS.0;
+        assert_eq!(spaces.due(now), [2]);
+        spaces.refresh(2, &memory, now);
+        spaces.look_again(2);
+        now += LOOKS.0;
+        assert_eq!(spaces.due(now), [0; 0]);
+        assert!(spaces.publish(&mut maps, patience, now).unwrap().is_empty());
+
+        // Tables that nobody uses make room when it is needed, and come back.
+        for pid in [1, 2, 3] {
+            spaces.leave(pid);
+        }
+        assert!(spaces.publish(&mut maps, patience, now).unwrap().is_empty());
+        assert!(spaces.objects.tables.values().all(|table| table.users == 0));
+        spaces.evict(now);
+        assert!(spaces.objects.tables.is_empty());
+        now += QUARANTINE + Duration::from_secs(1);
+        spaces.attach(4, &memory, Interpreter::default(), now);
+        let moved = spaces.publish(&mut maps, patience, now).unwrap();
+        let [again] = moved.as_slice() else {
+            panic!("{moved:?}");
+        };
+        assert!(is_described(&maps, *again, own));
+        assert!(is_described(&maps, *again, libc));
+        assert_eq!(spaces.objects.all().count(), objects);
+        assert!(spaces.store.chunks() <= chunks + 1);
+        assert!(spaces.warnings.is_empty(), "{:?}", spaces.warnings);
     }
 }

@@ -15,7 +15,7 @@ mod chunks;
 mod ranges;
 mod rules;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::time::Duration;
 use std::time::Instant;

@@ -27,7 +27,7 @@ use crate::unwind;
 use crate::unwind::Table;
 
 /// Maps in memory.
-struct InMemory {
+pub(crate) struct InMemory {
     limits: Limits,
     mappings: HashMap<u32, Mapping>,
     pages: HashMap<u32, Page>,
@@ -36,7 +36,7 @@ struct InMemory {
 }
 
 impl InMemory {
-    fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
             mappings: HashMap::new(),
@@ -99,7 +99,7 @@ impl Tables for InMemory {
     }
 }
 
-const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: Limits = Limits {
     mappings: 64,
     pages: 1 << 12,
     rules: 1 << 12,
