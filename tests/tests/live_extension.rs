@@ -54,6 +54,8 @@ const ENOUGH: u64 = 100;
 const NAMELESS: f64 = 0.02;
 /// Levels at which C code calls a block that calls C code.
 const LEVELS: usize = 1_000;
+/// Largest share of samples that are on their way there.
+const GETTING_THERE: f64 = 0.03;
 /// What is counted of stacks that are not as they should be.
 const DOUBTS: [&str; 7] = [
     "samples lost, ring full",
@@ -211,12 +213,22 @@ fn a_thousand_levels_are_all_there() -> Result<()> {
         };
         run.is_beyond_doubt()?;
         let level = "Burn.nest;~;:burn_nest;:nest_level;~;block in <main>;";
-        let chains = [(
-            "nest",
-            format!("{UNDER}{}Object#bottom", level.repeat(LEVELS)),
-        )];
+        let chain = format!("{UNDER}{}Object#bottom", level.repeat(LEVELS));
         for (view, profile) in &run.profiles {
-            by_part(profile, *view, &chains).is_complete(&chains, ON_THE_WAY)?;
+            let (mut all, mut whole) = (0, 0);
+            for sample in &profile.samples {
+                all += sample.count;
+                // At the bottom the program also looks at its clock.
+                if chains::rest(&Link::all(sample, profile), &chain, *view).is_some() {
+                    whole += sample.count;
+                }
+            }
+            eprintln!("{name}, {:?}: {whole} of {all} whole", view.native);
+            ensure!(all >= ENOUGH, "{name}: {all} samples");
+            ensure!(
+                (all - whole) as f64 <= GETTING_THERE * all as f64,
+                "{name}: {whole} of {all} samples have all {LEVELS} levels"
+            );
         }
     }
     Ok(())
@@ -507,7 +519,9 @@ fn methods_are_in_their_file(profile: &Read, view: View) -> Result<()> {
     let mut seen = 0;
     for frame in profile.samples.iter().flat_map(|sample| &sample.frames) {
         let function = &frame.function;
-        if !function.label.starts_with("Burn.") {
+        // What starts a thread is mostly met inside of the C library's `clone`,
+        // whose native stack cannot be followed.
+        if !function.label.starts_with("Burn.") || &*function.label == "Burn.c_thread" {
             continue;
         }
         seen += 1;
