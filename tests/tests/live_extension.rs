@@ -34,7 +34,7 @@ const POINTS: f64 = 0.02;
 /// Standard deviations of a share, as chance has it, that this must be more than.
 const SIGMAS: f64 = 5.0;
 /// CPU time in which shares are measured, milliseconds: enough for that.
-const CPU_MS: u64 = 7_500;
+const CPU_MS: u64 = 8_500;
 /// CPU time where only the shape of stacks matters, milliseconds.
 const SHAPE_MS: u64 = 2_000;
 /// Largest share of stacks that are cut or in doubt.
