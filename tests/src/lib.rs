@@ -7,6 +7,7 @@
 //! | [`recording`] | a recording in this process, sample by sample |
 //! | [`frames`] | the program with stacks of every shape, and what must be recorded of it |
 //! | [`pprof`] | a reader of the profiles that rbprof writes |
+//! | [`chains`] | what stacks of Ruby and native frames must be |
 //! | [`docker`] | a container engine of the tests' own |
 //! | [`rails`] | a Rails application under load |
 //! | [`http`] | a client of web pages |
@@ -19,6 +20,7 @@
 //! | [`truth`] | what a stack has to look like |
 
 pub mod cfi;
+pub mod chains;
 pub mod coredump;
 pub mod docker;
 pub mod frames;

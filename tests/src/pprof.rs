@@ -22,7 +22,8 @@ pub struct Counted {
     pub tid: u32,
     /// How often it was taken.
     pub count: u64,
-    /// Leaf first. Only C methods and markers are told from Ruby code.
+    /// Leaf first. Machine code is of an object that is a number of
+    /// [`Read::objects`]. That the collector runs is not told from Ruby code.
     pub frames: Vec<Resolved>,
 }
 
@@ -33,12 +34,50 @@ pub struct Read {
     pub samples: Vec<Counted>,
     /// What else is said.
     pub comments: Vec<String>,
+    /// The files that machine code is in, as mapped, by their numbers.
+    pub objects: HashMap<u32, String>,
 }
+
+impl Read {
+    /// The file of a frame of machine code, the kernel's included.
+    #[must_use]
+    pub fn object(&self, frame: &Resolved) -> Option<&str> {
+        match frame.code {
+            Executed::Native { object, .. } => self.objects.get(&object).map(String::as_str),
+            Executed::Kernel { .. } => Some(KERNEL),
+            Executed::Ruby | Executed::Compiled | Executed::Collector => None,
+        }
+    }
+
+    /// What the profile says was counted, such as `stacks cut, too deep`; 0 if it
+    /// says nothing of it.
+    ///
+    /// # Errors
+    /// If what it says is no number.
+    pub fn counter(&self, name: &str) -> Result<u64> {
+        for comment in &self.comments {
+            if let Some((key, value)) = comment.split_once(": ")
+                && key == name
+            {
+                return value.parse().with_context(|| format!("{comment:?}"));
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// The mappings of what is no machine code.
+const RUBY: &str = "ruby";
+const RUBY_JIT: &str = "ruby (JIT)";
+/// That of the kernel's code.
+const KERNEL: &str = "[kernel.kallsyms]";
 
 #[derive(Clone, PartialEq, Message)]
 struct Profile {
     #[prost(message, repeated, tag = "2")]
     sample: Vec<RawSample>,
+    #[prost(message, repeated, tag = "3")]
+    mapping: Vec<RawMapping>,
     #[prost(message, repeated, tag = "4")]
     location: Vec<RawLocation>,
     #[prost(message, repeated, tag = "5")]
@@ -68,9 +107,21 @@ struct RawLabel {
 }
 
 #[derive(Clone, PartialEq, Message)]
+struct RawMapping {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(int64, tag = "5")]
+    filename: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
 struct RawLocation {
     #[prost(uint64, tag = "1")]
     id: u64,
+    #[prost(uint64, tag = "2")]
+    mapping_id: u64,
+    #[prost(uint64, tag = "3")]
+    address: u64,
     #[prost(message, repeated, tag = "4")]
     line: Vec<RawLine>,
 }
@@ -112,26 +163,16 @@ pub fn read(bytes: &[u8]) -> Result<Read> {
         Ok(text.context("a text that is not there")?)
     };
 
+    let mut objects = HashMap::new();
+    for mapping in &profile.mapping {
+        objects.insert(
+            u32::try_from(mapping.id)?,
+            text(mapping.filename)?.to_owned(),
+        );
+    }
     let mut functions = HashMap::new();
     for function in &profile.function {
-        let label: Arc<str> = text(function.name)?.into();
-        let base_label = match text(function.system_name)? {
-            "" => Arc::clone(&label),
-            own => own.into(),
-        };
-        let file = text(function.filename)?;
-        let read = Function {
-            kind: match file {
-                "<cfunc>" => FunctionKind::CFunction,
-                "" => FunctionKind::Marker,
-                _ => FunctionKind::Ruby,
-            },
-            label,
-            base_label,
-            file: file.into(),
-            first_line: u32::try_from(function.start_line)?,
-        };
-        functions.insert(function.id, Arc::new(read));
+        functions.insert(function.id, function);
     }
     let mut locations = HashMap::new();
     for location in &profile.location {
@@ -139,10 +180,42 @@ pub fn read(bytes: &[u8]) -> Result<Read> {
             anyhow::bail!("a place with {} lines", location.line.len());
         };
         let function = functions.get(&line.function_id).context("no function")?;
+        let object = u32::try_from(location.mapping_id)?;
+        let mapping = objects.get(&object).context("no mapping")?;
+        let address = location.address;
+        let code = match mapping.as_str() {
+            RUBY => Executed::Ruby,
+            RUBY_JIT => Executed::Compiled,
+            KERNEL => Executed::Kernel { address },
+            _ => Executed::Native { object, address },
+        };
+        let file = text(function.filename)?;
+        let kind = match code {
+            Executed::Native { .. } => FunctionKind::Native,
+            Executed::Kernel { .. } => FunctionKind::Kernel,
+            _ if file.is_empty() => FunctionKind::Marker,
+            // Methods of an extension are in a file of machine code.
+            _ if file == "<cfunc>" || objects.values().any(|object| object == file) => {
+                FunctionKind::CFunction
+            }
+            _ => FunctionKind::Ruby,
+        };
+        let label: Arc<str> = text(function.name)?.into();
+        let base_label = match text(function.system_name)? {
+            "" => Arc::clone(&label),
+            own => own.into(),
+        };
+        let function = Function {
+            kind,
+            label,
+            base_label,
+            file: file.into(),
+            first_line: u32::try_from(function.start_line)?,
+        };
         let read = Resolved {
-            function: Arc::clone(function),
+            function: Arc::new(function),
             line: u32::try_from(line.line)?,
-            code: Executed::Ruby,
+            code,
         };
         locations.insert(location.id, read);
     }
@@ -172,5 +245,6 @@ pub fn read(bytes: &[u8]) -> Result<Read> {
         comments: comments
             .map(|&index| Ok(text(index)?.to_owned()))
             .collect::<Result<_>>()?,
+        objects,
     })
 }
