@@ -9,6 +9,7 @@
 //! | [`pprof`] | a reader of the profiles that rbprof writes |
 //! | [`docker`] | a container engine of the tests' own |
 //! | [`rails`] | a Rails application under load |
+//! | `native` | whether native frames can be what they are said to be |
 //! | [`http`] | a client of web pages |
 //! | [`points`] | what a program says of its own stacks |
 //! | [`coredump`] | memory of a Ruby process, from a core dump |
@@ -24,6 +25,8 @@ pub mod docker;
 pub mod frames;
 pub mod http;
 pub mod live;
+#[cfg(target_arch = "x86_64")]
+pub mod native;
 pub mod points;
 pub mod pprof;
 pub mod rails;

@@ -22,7 +22,8 @@ pub struct Counted {
     pub tid: u32,
     /// How often it was taken.
     pub count: u64,
-    /// Leaf first. Only C methods and markers are told from Ruby code.
+    /// Leaf first. Machine code, C methods and markers are told from Ruby code;
+    /// the object of machine code is its mapping's number in the profile.
     pub frames: Vec<Resolved>,
 }
 
@@ -39,6 +40,8 @@ pub struct Read {
 struct Profile {
     #[prost(message, repeated, tag = "2")]
     sample: Vec<RawSample>,
+    #[prost(message, repeated, tag = "3")]
+    mapping: Vec<RawMapping>,
     #[prost(message, repeated, tag = "4")]
     location: Vec<RawLocation>,
     #[prost(message, repeated, tag = "5")]
@@ -68,9 +71,21 @@ struct RawLabel {
 }
 
 #[derive(Clone, PartialEq, Message)]
+struct RawMapping {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(int64, tag = "5")]
+    filename: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
 struct RawLocation {
     #[prost(uint64, tag = "1")]
     id: u64,
+    #[prost(uint64, tag = "2")]
+    mapping_id: u64,
+    #[prost(uint64, tag = "3")]
+    address: u64,
     #[prost(message, repeated, tag = "4")]
     line: Vec<RawLine>,
 }
@@ -133,16 +148,34 @@ pub fn read(bytes: &[u8]) -> Result<Read> {
         };
         functions.insert(function.id, Arc::new(read));
     }
+    let mut mappings = HashMap::new();
+    for mapping in &profile.mapping {
+        mappings.insert(mapping.id, text(mapping.filename)?);
+    }
     let mut locations = HashMap::new();
     for location in &profile.location {
         let [line] = location.line.as_slice() else {
             anyhow::bail!("a place with {} lines", location.line.len());
         };
         let function = functions.get(&line.function_id).context("no function")?;
+        let address = location.address;
+        // Only machine code has one.
+        let (kind, code) = match mappings.get(&location.mapping_id) {
+            _ if address == 0 => (function.kind, Executed::Ruby),
+            Some(&"[kernel.kallsyms]") => (FunctionKind::Kernel, Executed::Kernel { address }),
+            _ => {
+                let object = u32::try_from(location.mapping_id)?;
+                (FunctionKind::Native, Executed::Native { object, address })
+            }
+        };
+        let mut function = Arc::clone(function);
+        if function.kind != kind {
+            Arc::make_mut(&mut function).kind = kind;
+        }
         let read = Resolved {
-            function: Arc::clone(function),
+            function,
             line: u32::try_from(line.line)?,
-            code: Executed::Ruby,
+            code,
         };
         locations.insert(location.id, read);
     }
