@@ -17,6 +17,7 @@
 //! | [`roots`] | where Ruby's roots are in such memory |
 //! | `stopped` | processes that a test has stopped, and their native stacks |
 //! | [`cfi`] | what a file's call frame information says, the long way |
+//! | [`share`] | shares of samples, and what coincidence makes of them |
 //! | [`truth`] | what a stack has to look like |
 
 pub mod cfi;
@@ -33,6 +34,7 @@ pub mod rails;
 pub mod recording;
 pub mod rig;
 pub mod roots;
+pub mod share;
 #[cfg(target_arch = "x86_64")]
 pub mod stopped;
 pub mod target;

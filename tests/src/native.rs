@@ -139,7 +139,11 @@ impl Image {
         self.code.iter().find_map(|(start, code)| {
             let length = usize::try_from(end.checked_sub(*start)?).ok()?;
             let before = code.get(..length)?;
-            Some(before.get(length.saturating_sub(MAX_CALL)..).unwrap_or(before))
+            Some(
+                before
+                    .get(length.saturating_sub(MAX_CALL)..)
+                    .unwrap_or(before),
+            )
         })
     }
 
@@ -172,8 +176,8 @@ impl Code {
     pub fn of(pid: u32, found: &Objects) -> Result<Self> {
         let mut images = HashMap::new();
         for (number, object) in found.all() {
-            let image = Image::read(&object.path, &*object.file()?)
-                .with_context(|| object.path.clone())?;
+            let image =
+                Image::read(&object.path, &*object.file()?).with_context(|| object.path.clone())?;
             images.insert(number, image);
         }
         Ok(Self {
@@ -270,8 +274,7 @@ impl Code {
             return Ok(End::Cut(format!("no native frame ({:#x})", seen.flags)));
         };
         let place = self.place(outermost);
-        let incomplete =
-            sample_flags::NATIVE_CUT | sample_flags::TRUNCATED | sample_flags::FAULT;
+        let incomplete = sample_flags::NATIVE_CUT | sample_flags::TRUNCATED | sample_flags::FAULT;
         if seen.flags & incomplete != 0 {
             let why = [
                 (sample_flags::NO_TABLE, "no table"),

@@ -14,8 +14,12 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
 use rbprof::kernel::Options;
+use rbprof::symbolize::Resolved;
 use rbprof_common::wire::Counter;
+use rbprof_common::wire::Frame;
 use rbprof_common::wire::frame_attr;
+use rbprof_common::wire::frame_kind;
+use rbprof_common::wire::object as objects;
 use rbprof_common::wire::sample_flags;
 use rbprof_tests::native;
 use rbprof_tests::native::Code;
@@ -27,6 +31,7 @@ use rbprof_tests::rails::ThreadStarts;
 use rbprof_tests::recording::Recorder;
 use rbprof_tests::recording::Recording;
 use rbprof_tests::recording::Seen;
+use rbprof_tests::share::is_within;
 use xtask::rubies::rails::Interpreter;
 
 /// Puma's threads.
@@ -48,9 +53,6 @@ const EARLY_NS: u64 = 1000000000;
 const WITHOUT_ROOT: f64 = 0.005;
 /// Largest share of samples with a stack that cannot be.
 const INVALID: f64 = 0.001;
-/// A recording in which more is so than a share allows is believed to be a
-/// coincidence if it is at least this likely.
-const COINCIDENCE: f64 = 0.01;
 /// What stands for a name that was not read or not believed.
 const NO_NAMES: [&str; 2] = ["<unreadable>", "<unknown cfunc>"];
 
@@ -101,13 +103,17 @@ fn stacks_are_whole_and_valid(interpreter: Interpreter) -> Result<()> {
 
     let figures = Figures::of(&recording, &mut code, &mut ThreadStarts::new(&rails))?;
     eprintln!("{interpreter:?}: {seconds} s, {during} requests, {figures:#?}");
-    eprintln!("{:?} {:?}", recording.account, recording.counters);
     let Figures {
         samples,
         from_root,
         invalid,
         ..
     } = figures;
+    eprintln!(
+        "{:.2} % reach their root, {:.3} % are invalid",
+        100.0 * from_root as f64 / samples as f64,
+        100.0 * invalid as f64 / samples as f64
+    );
     ensure!(samples >= ENOUGH, "only {samples} samples");
     ensure!(
         is_within(samples - from_root, samples, WITHOUT_ROOT),
@@ -130,8 +136,9 @@ fn stacks_are_whole_and_valid(interpreter: Interpreter) -> Result<()> {
 struct Figures {
     /// All that were due.
     samples: u64,
-    /// Of those: without any frame, or lost.
+    /// Of those: lost, or of a thread whose context cannot be.
     without_stack: u64,
+    bad_context: u64,
     /// With a Ruby frame.
     ruby: u64,
     /// With a frame of code that a compiler of Ruby's made.
@@ -148,9 +155,9 @@ struct Figures {
     early_without_root: u64,
     /// With a stack that cannot be.
     invalid: u64,
-    /// Of thread that enters or leaves an activation.
+    /// Of a thread that enters or leaves an activation: put in order.
     united: u64,
-    /// Frames of native code, and those of all stacks.
+    /// Frames of machine code, and all frames, of all stacks.
     native_frames: u64,
     frames: u64,
     /// Where native stacks end that are whole.
@@ -164,13 +171,10 @@ struct Figures {
 }
 
 impl Figures {
-    fn of(
-        recording: &Recording,
-        code: &mut Code,
-        starts: &mut ThreadStarts<'_>,
-    ) -> Result<Self> {
+    fn of(recording: &Recording, code: &mut Code, starts: &mut ThreadStarts<'_>) -> Result<Self> {
         let mut figures = Self {
             samples: recording.counters.get(Counter::Hit) - recording.account.own,
+            bad_context: recording.counters.get(Counter::BadContext),
             ..Self::default()
         };
         // A name may be withheld; the same frame has it elsewhere.
@@ -185,6 +189,7 @@ impl Figures {
         }
         let seen = u64::try_from(recording.seen.len())?;
         figures.without_stack = figures.samples.saturating_sub(seen);
+        figures.invalid = figures.bad_context;
         let begin = recording.seen.first().map_or(0, |seen| seen.time);
         for seen in &recording.seen {
             figures.frames += u64::try_from(seen.stack.len())?;
@@ -217,11 +222,9 @@ impl Figures {
                 figures.early += 1;
                 figures.early_without_root += u64::from(!(native && ruby));
             }
-            let is_compiled = |it: &&rbprof_common::wire::Frame| {
-                it.kind() == rbprof_common::wire::frame_kind::NATIVE
-                    && it.object() == rbprof_common::wire::object::ANONYMOUS
-            };
-            figures.compiled += u64::from(seen.stack.iter().any(|it| is_compiled(&it)));
+            let is_compiled =
+                |it: &Frame| it.kind() == frame_kind::NATIVE && it.object() == objects::ANONYMOUS;
+            figures.compiled += u64::from(seen.stack.iter().any(is_compiled));
             figures.united +=
                 u64::from(seen.flags & !seen.stack_flags & sample_flags::UNMATCHED != 0);
             let defects = code.defects(seen);
@@ -235,31 +238,10 @@ impl Figures {
 }
 
 /// The outermost Ruby frame, if it ends the stack: its code, and its name.
-fn outermost(seen: &Seen) -> Option<(u64, &rbprof::symbolize::Resolved)> {
+fn outermost(seen: &Seen) -> Option<(u64, &Resolved)> {
     let frame = seen.stack.iter().rfind(|it| native::is_of_ruby(it))?;
     let name = seen.frames.last()?;
     frame
         .has(frame_attr::FINISH)
         .then_some((frame.iseq(), name))
-}
-
-/// Whether no larger share is so than that: `found` of `count` may be more only
-/// as far as coincidence explains it.
-fn is_within(found: u64, count: u64, share: f64) -> bool {
-    // The chance of as many or more, if each is so with that probability.
-    let mut exactly = (count as f64 * (-share).ln_1p()).exp();
-    let mut fewer = 0.0;
-    for number in 0..found {
-        fewer += exactly;
-        exactly *= (count - number) as f64 / (number + 1) as f64 * share / (1.0 - share);
-    }
-    1.0 - fewer >= COINCIDENCE
-}
-
-#[test]
-fn coincidence_explains_little() {
-    assert!(is_within(0, 1000, INVALID) && is_within(4, 1000, INVALID));
-    assert!(!is_within(5, 1000, INVALID));
-    assert!(is_within(24, 24000, INVALID) && !is_within(37, 24000, INVALID));
-    assert!(is_within(120, 24000, WITHOUT_ROOT) && !is_within(150, 24000, WITHOUT_ROOT));
 }
