@@ -406,7 +406,7 @@ fn a_context_without_a_stack_is_none() {
         let context = roots::read_context(EC, layout, &memory.memory());
         assert_eq!(context, Err(NoContext::None), "{cfp:x}");
     }
-    memory.put(EC + 8, STACK_WORDS);
+    memory.put(EC, STACK);
     let context = roots::read_context(EC, layout, &memory.memory());
     assert_eq!(context, Err(NoContext::Invalid));
 }
