@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 use iced_x86::Decoder;
 use iced_x86::DecoderOptions;
-use iced_x86::FlowControl;
+use iced_x86::Mnemonic;
 use object::Object as _;
 use object::ObjectSection as _;
 use object::ObjectSymbol as _;
@@ -376,11 +376,8 @@ fn ends_with_call(code: &[u8]) -> bool {
         let mut decoder = Decoder::new(64, bytes, DecoderOptions::NONE);
         let instruction = decoder.decode();
         instruction.len() == length
-            && matches!(
-                instruction.flow_control(),
-                FlowControl::Call | FlowControl::IndirectCall
-            )
             && !instruction.is_invalid()
+            && instruction.mnemonic() == Mnemonic::Call
     })
 }
 
