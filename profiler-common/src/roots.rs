@@ -13,8 +13,9 @@ use crate::process::root;
 /// Why a thread has no usable execution context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoContext {
-    /// The thread runs no Ruby: it never had a context, or its Ruby thread does
-    /// not own the GVL where only the owner's context can be known (2.7).
+    /// The thread runs no Ruby: it has no context yet or any more, or one without
+    /// a VM stack, or its Ruby thread does not own the GVL where only the owner's
+    /// context can be known (2.7).
     None,
     /// Memory on the way to the context could not be read.
     Fault,
@@ -65,10 +66,14 @@ pub fn context_of<M: Memory>(
         root::GLOBAL => entry.ec.cast_unsigned(),
         _ => return Err(NoContext::None),
     };
-    let ec = memory.word(variable)?;
-    if ec == 0 {
-        return Err(NoContext::None);
-    }
+    let ec = match memory.word(variable) {
+        Ok(0) => return Err(NoContext::None),
+        Ok(ec) => ec,
+        // A new thread has not touched its own block yet, which is mapped at the
+        // first touch, and one that ends has no memory any more.
+        Err(Fault) if entry.root == root::TLS_STATIC => return Err(NoContext::None),
+        Err(Fault) => return Err(NoContext::Fault),
+    };
     let context = read_context(ec, &entry.layout, memory)?;
     if entry.root == root::GLOBAL || entry.vm != 0 {
         let thread = memory.word(ec + u64::from(entry.layout.ec_thread))?;
@@ -109,8 +114,9 @@ fn dtv_block<M: Memory>(
 /// Reads and validates the execution context at `ec`.
 ///
 /// # Errors
-/// [`NoContext::Fault`] when it cannot be read, [`NoContext::Invalid`] when its
-/// newest control frame is not inside its VM stack.
+/// [`NoContext::None`] when it has no VM stack, [`NoContext::Fault`] when it
+/// cannot be read, [`NoContext::Invalid`] when its newest control frame is not
+/// inside its VM stack.
 #[inline(always)]
 pub fn read_context<M: Memory>(
     ec: u64,
@@ -121,6 +127,10 @@ pub fn read_context<M: Memory>(
     const _: () =
         assert!(fixed::EC_VM_STACK == 0 && fixed::EC_VM_STACK_SIZE == 8 && fixed::EC_CFP == 16);
     let [stack, words, cfp] = memory.words3(ec)?;
+    // A thread has its context before it has a VM stack, and after.
+    if stack == 0 && words == 0 {
+        return Err(NoContext::None);
+    }
     if stack & 7 != 0 || cfp & 7 != 0 || words == 0 || words > MAX_VM_STACK_WORDS {
         return Err(NoContext::Invalid);
     }

@@ -65,6 +65,17 @@ pub enum Caller {
     },
 }
 
+/// A function, or part of one, that is described.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// First byte.
+    pub start: u64,
+    /// First byte past the end.
+    pub end: u64,
+    /// A signal's handler returns to it.
+    pub is_trampoline: bool,
+}
+
 /// The call frame information of one file.
 pub struct Cfi<'a> {
     section: EhFrame<Bytes<'a>>,
@@ -102,6 +113,28 @@ impl<'a> Cfi<'a> {
             context: UnwindContext::new(),
             is_arm64,
         })
+    }
+
+    /// Where each function, or part of one, begins and ends, and whether it is
+    /// what a signal's handler returns to.
+    ///
+    /// # Errors
+    /// If it is malformed.
+    pub fn functions(&self) -> Result<Vec<Described>> {
+        let mut found = Vec::new();
+        let mut entries = self.section.entries(&self.bases);
+        while let Some(entry) = entries.next()? {
+            let CieOrFde::Fde(partial) = entry else {
+                continue;
+            };
+            let fde = partial.parse(EhFrame::cie_from_offset)?;
+            found.push(Described {
+                start: fde.initial_address(),
+                end: fde.end_address(),
+                is_trampoline: fde.is_signal_trampoline(),
+            });
+        }
+        Ok(found)
     }
 
     /// Where each row of each function begins and ends.

@@ -10,6 +10,7 @@
 //! | [`chains`] | what stacks of Ruby and native frames must be |
 //! | [`docker`] | a container engine of the tests' own |
 //! | [`rails`] | a Rails application under load |
+//! | `native` | whether native frames can be what they are said to be |
 //! | [`http`] | a client of web pages |
 //! | [`points`] | what a program says of its own stacks |
 //! | [`coredump`] | memory of a Ruby process, from a core dump |
@@ -17,6 +18,7 @@
 //! | [`roots`] | where Ruby's roots are in such memory |
 //! | `stopped` | processes that a test has stopped, and their native stacks |
 //! | [`cfi`] | what a file's call frame information says, the long way |
+//! | [`share`] | shares of samples, and what coincidence makes of them |
 //! | [`truth`] | what a stack has to look like |
 
 pub mod cfi;
@@ -26,12 +28,15 @@ pub mod docker;
 pub mod frames;
 pub mod http;
 pub mod live;
+#[cfg(target_arch = "x86_64")]
+pub mod native;
 pub mod points;
 pub mod pprof;
 pub mod rails;
 pub mod recording;
 pub mod rig;
 pub mod roots;
+pub mod share;
 #[cfg(target_arch = "x86_64")]
 pub mod stopped;
 pub mod target;

@@ -1,5 +1,6 @@
 //! A Rails application under load: Puma, and clients that use its pages.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
@@ -12,6 +13,7 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
 use anyhow::ensure;
+use rbprof::symbolize::Resolved;
 use tempfile::TempDir;
 use xtask::rubies::Rails;
 use xtask::rubies::rails;
@@ -110,6 +112,44 @@ impl Server {
             threads: threads.collect(),
             shared,
         }
+    }
+}
+
+/// Which functions a thread starts with, by what their source says.
+#[derive(Debug)]
+pub struct ThreadStarts<'a> {
+    rails: &'a Rails,
+    /// By file and line.
+    known: HashMap<(String, u32), bool>,
+}
+
+impl<'a> ThreadStarts<'a> {
+    /// Those of an application whose sources are there.
+    #[must_use]
+    pub fn new(rails: &'a Rails) -> Self {
+        Self {
+            rails,
+            known: HashMap::new(),
+        }
+    }
+
+    /// Whether this is the outermost frame of a thread, by its name.
+    pub fn include(&mut self, frame: &Resolved) -> bool {
+        let function = &frame.function;
+        if &*function.label == "<main>" {
+            return true;
+        }
+        let place = (function.file.to_string(), function.first_line);
+        *self.known.entry(place).or_insert_with_key(|(file, line)| {
+            // A thread starts with the block that its creation is given.
+            let source = std::fs::read_to_string(self.rails.file(file)).unwrap_or_default();
+            let index = usize::try_from(*line).unwrap_or(0).saturating_sub(1);
+            let line = source.lines().nth(index).unwrap_or_default();
+            function.label.starts_with("block ")
+                && ["Thread.new", "Thread.start", "Thread.fork"]
+                    .iter()
+                    .any(|call| line.contains(call))
+        })
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Seen {
     pub tid: u32,
     /// [`rbprof_common::wire::sample_flags`].
     pub flags: u32,
+    /// Those of the stack, after its frames were put in order.
+    pub stack_flags: u32,
     /// The thread's name.
     pub comm: String,
     /// Those of Ruby, and what the collector does on their behalf; leaf first.
@@ -120,6 +122,7 @@ impl Recorder {
                 pid: sample.tgid,
                 tid: sample.tid,
                 flags: sample.flags,
+                stack_flags: observed.stack.flags,
                 comm: String::from_utf8_lossy(&comm).into_owned(),
                 frames,
                 stack: Arc::clone(&observed.stack.frames),

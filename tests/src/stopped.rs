@@ -326,6 +326,14 @@ impl Process {
                     walked.alone += 1;
                     peer = UnwindRegsX86_64::new(registers.pc, registers.sp, registers.fp);
                 }
+                // Of code that nothing describes and that is known all the same,
+                // framehop says whether its caller's stack is one.
+                Stepped::Caller
+                    if theirs.is_err() && self.oracle(&before)? == Caller::Undescribed =>
+                {
+                    walked.alone += 1;
+                    peer = UnwindRegsX86_64::new(registers.pc, registers.sp, registers.fp);
+                }
                 Stepped::Caller => {
                     let same = (theirs == Ok(Some(registers.pc)))
                         && peer.sp() == registers.sp

@@ -2,17 +2,19 @@
 //! that nobody here wrote is seen from its thread's start to its leaf.
 
 use std::collections::BTreeMap;
-use std::collections::HashMap;
 use std::process::Command;
 
 use anyhow::Result;
 use anyhow::ensure;
+use rbprof::profile::Function;
 use rbprof::profile::FunctionKind;
 use rbprof::symbolize::Resolved;
 use rbprof_tests::pprof;
 use rbprof_tests::pprof::Read;
 use rbprof_tests::rails;
 use rbprof_tests::rails::Server;
+use rbprof_tests::rails::ThreadStarts;
+use rbprof_tests::share::is_within;
 use xtask::rubies::Rails;
 use xtask::rubies::rails::Interpreter;
 
@@ -39,6 +41,13 @@ const NAMELESS: u64 = 10;
 /// What stands for a name that was not read or not believed.
 const NO_NAMES: [&str; 2] = ["<unreadable>", "<unknown cfunc>"];
 
+/// Functions with which a program or a thread starts, and the files that they are
+/// in where their names were stripped.
+const STARTS: [&str; 4] = ["_start", "clone3", "__clone3", "clone"];
+const NAMELESS_STARTS: [&str; 2] = ["[libc.so", "[ruby"];
+/// Largest share of samples whose native stack does not reach one of them.
+const WITHOUT_START: f64 = 0.005;
+
 #[test]
 fn on_debians_ruby() -> Result<()> {
     requests_are_seen(Interpreter::Debian)
@@ -57,13 +66,34 @@ fn requests_are_seen(interpreter: Interpreter) -> Result<()> {
     let load = server.load(CLIENTS);
     load.wait_for(WARM_UP)?;
     let before = load.answers();
-    let profile = record(server.pid())?;
+    let profile = record(server.pid(), &[])?;
     let during = load.answers() - before;
+    let with_all = record(server.pid(), &["--native=all"])?;
     load.finish()?;
     ensure!(during > 0, "no request was answered during the recording");
 
     let shares = Shares::of(&profile, &rails)?;
     eprintln!("{interpreter:?}: {during} requests, {shares:#?}");
+    let mut ends: BTreeMap<String, u64> = BTreeMap::new();
+    let (mut all, mut whole) = (0, 0);
+    for sample in &with_all.samples {
+        all += sample.count;
+        let Some(outermost) = sample.frames.last() else {
+            continue;
+        };
+        if starts_thread(outermost) {
+            whole += sample.count;
+        } else {
+            let end = outermost.function.label.to_string();
+            *ends.entry(end).or_default() += sample.count;
+        }
+    }
+    eprintln!("{whole} of {all} native stacks are whole");
+    ensure!(all >= ENOUGH, "{all} samples");
+    ensure!(
+        is_within(all - whole, all, WITHOUT_START),
+        "{whole} of {all} native stacks are whole; others end in {ends:?}"
+    );
     let Shares {
         samples,
         ruby,
@@ -87,17 +117,25 @@ fn requests_are_seen(interpreter: Interpreter) -> Result<()> {
         nameless * 100 <= ruby * NAMELESS,
         "{nameless} of {ruby} samples have frames without a name"
     );
-    // What native stacks must be like goes here.
     ensure!(in_application > 0, "no sample is in the application");
     Ok(())
 }
 
-/// Records that process for a few seconds, as a user would.
-fn record(pid: u32) -> Result<Read> {
+/// Whether a frame is machine code with which the program or a thread starts.
+fn starts_thread(frame: &Resolved) -> bool {
+    let Function { kind, label, .. } = &*frame.function;
+    *kind == FunctionKind::Native
+        && (STARTS.contains(&&**label) || NAMELESS_STARTS.iter().any(|it| label.starts_with(it)))
+}
+
+/// Records that process for a few seconds, as a user would, with `more`
+/// arguments.
+fn record(pid: u32, more: &[&str]) -> Result<Read> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("profile.pb.gz");
     let output = Command::new(RBPROF)
         .args(["record", "-q", "-F", "199", "-d", "5"])
+        .args(more)
         .args(["--pid", &pid.to_string(), "-o"])
         .arg(&file)
         .output()?;
@@ -118,8 +156,6 @@ struct Shares {
     /// With a Ruby frame.
     ruby: u64,
     /// Of those: whose outermost Ruby frame is where a thread starts.
-    // The share whose native stack reaches its root (`_start`, `clone3`) goes
-    // here.
     from_root: u64,
     /// Of those with a Ruby frame: with a method of Rails among their frames.
     in_rails: u64,
@@ -136,10 +172,7 @@ struct Shares {
 impl Shares {
     fn of(profile: &Read, rails: &Rails) -> Result<Self> {
         let mut shares = Self::default();
-        let mut starts = ThreadStarts {
-            rails,
-            known: HashMap::new(),
-        };
+        let mut starts = ThreadStarts::new(rails);
         for sample in &profile.samples {
             shares.samples += sample.count;
             let has = |part: &str| {
@@ -181,32 +214,5 @@ impl Shares {
             }
         }
         Ok(shares)
-    }
-}
-
-/// Which functions a thread starts with, by what their source says.
-struct ThreadStarts<'a> {
-    rails: &'a Rails,
-    /// By file and line.
-    known: HashMap<(String, u32), bool>,
-}
-
-impl ThreadStarts<'_> {
-    fn include(&mut self, frame: &Resolved) -> bool {
-        let function = &frame.function;
-        if &*function.label == "<main>" {
-            return true;
-        }
-        let place = (function.file.to_string(), function.first_line);
-        *self.known.entry(place).or_insert_with_key(|(file, line)| {
-            // A thread starts with the block that its creation is given.
-            let source = std::fs::read_to_string(self.rails.file(file)).unwrap_or_default();
-            let index = usize::try_from(*line).unwrap_or(0).saturating_sub(1);
-            let line = source.lines().nth(index).unwrap_or_default();
-            function.label.starts_with("block ")
-                && ["Thread.new", "Thread.start", "Thread.fork"]
-                    .iter()
-                    .any(|call| line.contains(call))
-        })
     }
 }

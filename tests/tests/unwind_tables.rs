@@ -89,8 +89,17 @@ fn found_in_chunk(table: &Table, address: u64) -> Option<u16> {
     Some(find(&chunk, first as u32, page.count, pc))
 }
 
+/// `mov $435, %eax`: what comes before that.
+const CLONE3: &[u8] = &[0xb8, 0xb3, 1, 0, 0];
+
 /// Holds one address of a table against the call frame information.
-fn compare(table: &Table, cfi: &mut Cfi<'_>, address: u64, seen: &mut Compared) -> Result<()> {
+fn compare<'data>(
+    table: &Table,
+    elf: &Elf<'data, &'data [u8]>,
+    cfi: &mut Cfi<'_>,
+    address: u64,
+    seen: &mut Compared,
+) -> Result<()> {
     let frame = Frame {
         pc: address,
         sp: 0x7000_0000_0000 + 16 * (address % 4096),
@@ -111,6 +120,11 @@ fn compare(table: &Table, cfi: &mut Cfi<'_>, address: u64, seen: &mut Compared) 
         (Caller::End | Caller::Undescribed, Stepped::End) => {
             seen.ends += 1;
             true
+        }
+        // The system call with which glibc starts a thread.
+        (Caller::Undescribed, Stepped::Caller) => {
+            let before = address.wrapping_sub(CLONE3.len() as u64);
+            elf.bytes(before, CLONE3.len() as u64) == Ok(CLONE3)
         }
         (Caller::Inexpressible, Stepped::Unknown) => {
             seen.inexpressible += 1;
@@ -135,13 +149,14 @@ fn compare(table: &Table, cfi: &mut Cfi<'_>, address: u64, seen: &mut Compared) 
 fn compare_file(path: &Path) -> Result<Compared> {
     let data = std::fs::read(path).with_context(|| path.display().to_string())?;
     let (table, took) = table_of(&data)?;
+    let elf = Elf::parse(data.as_slice())?;
     let mut cfi = Cfi::of(&object::File::parse(&*data)?)?;
     let rows = cfi.rows()?;
     let every = (4 * rows.len()).div_ceil(SAMPLED);
     let mut seen = Compared::default();
     for (n, &(start, end)) in rows.iter().step_by(every).enumerate() {
         for address in [start, start + (end - start) / 2, end - 1, end] {
-            compare(&table, &mut cfi, address, &mut seen)
+            compare(&table, &elf, &mut cfi, address, &mut seen)
                 .with_context(|| path.display().to_string())?;
         }
         if n % 64 == 0

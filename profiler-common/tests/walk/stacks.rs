@@ -7,6 +7,8 @@ use rbprof_common::layout::Layout;
 use rbprof_common::layout::WalkLayout;
 use rbprof_common::layout::frame_flags;
 use rbprof_common::layout::imemo;
+use rbprof_common::process::ProcessEntry;
+use rbprof_common::process::root;
 use rbprof_common::roots;
 use rbprof_common::roots::Context;
 use rbprof_common::roots::NoContext;
@@ -397,6 +399,45 @@ fn a_frame_of_zjit_that_cannot_be_read_is_unknown_rather_than_another() {
             )
         );
     }
+}
+
+#[test]
+fn a_context_without_a_stack_is_none() {
+    let layout = &LAYOUTS[0].walk;
+    let mut memory = Sparse::default();
+    // A thread that ends gives its stack back first, then forgets its frame.
+    for cfp in [STACK, 0] {
+        memory.put(EC, 0);
+        memory.put(EC + 8, 0);
+        memory.put(EC + 16, cfp);
+        let context = roots::read_context(EC, layout, &memory.memory());
+        assert_eq!(context, Err(NoContext::None), "{cfp:x}");
+    }
+    memory.put(EC, STACK);
+    let context = roots::read_context(EC, layout, &memory.memory());
+    assert_eq!(context, Err(NoContext::Invalid));
+}
+
+#[test]
+fn a_thread_without_memory_of_its_own_has_no_context() {
+    let mut entry = ProcessEntry {
+        root: root::TLS_STATIC,
+        ec: -16,
+        layout: LAYOUTS[0].walk,
+        ..ProcessEntry::default()
+    };
+    let mut memory = Sparse::default();
+    let context = roots::context_of(&entry, 0x4000, &memory.memory());
+    assert_eq!(context, Err(NoContext::None));
+    // What every thread of an old Ruby looks at is there.
+    entry.root = root::GLOBAL;
+    let context = roots::context_of(&entry, 0x4000, &memory.memory());
+    assert_eq!(context, Err(NoContext::Fault));
+    // So is a context that a thread has.
+    entry.root = root::TLS_STATIC;
+    memory.put(0x3ff0, EC);
+    let context = roots::context_of(&entry, 0x4000, &memory.memory());
+    assert_eq!(context, Err(NoContext::Fault));
 }
 
 #[test]

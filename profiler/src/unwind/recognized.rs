@@ -5,10 +5,18 @@
 //!   call, and nobody else has them.
 //! - The entry point, where glibc's loader and musl have no description: it has
 //!   no caller.
+//! - The system call with which glibc starts a thread, on x86-64. It returns in
+//!   the new thread as well, where nothing called it, so glibc describes it for
+//!   neither. But it takes its time in the thread that makes it, and a program
+//!   that starts many is often seen there. In the new thread, the rule reads the
+//!   lowest word of its thread-local block, which is 0 unless all of glibc's
+//!   reserve there is used up: no caller.
 
 use memchr::memmem;
 use object::read::ReadRef;
 use rbprof_common::unwind::Rule;
+use rbprof_common::unwind::cfa;
+use rbprof_common::unwind::saved;
 
 use crate::targets::elf::Elf;
 use crate::targets::elf::Machine;
@@ -20,6 +28,24 @@ const X86_64: [&[u8]; 2] = [
 ];
 /// `mov x8, #139; svc #0`
 const AARCH64: [&[u8]; 1] = [&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4]];
+/// `mov $435, %eax; syscall; test %rax, %rax; jl`, of glibc's `clone3`. Its older
+/// `clone` leaves something else on the new thread's stack.
+const CLONE3: &[u8] = &[0xb8, 0xb3, 1, 0, 0, 0x0f, 0x05, 0x48, 0x85, 0xc0, 0x7c];
+/// Where the description ends: at the system call.
+const CLONE3_CALL: u64 = 5;
+/// What is behind the jump's distance: `je`, to the new thread's code, its
+/// distance, and `ret`.
+const CLONE3_RETURN: [(usize, u8); 2] = [(12, 0x74), (14, 0xc3)];
+/// A function that has left the stack as it found it.
+const UNTOUCHED_STACK: Rule = Rule {
+    cfa: cfa::SP,
+    ra: saved::AT_CFA,
+    fp: saved::SAME,
+    extra: 0,
+    cfa_offset: 8,
+    ra_offset: -8,
+    fp_offset: 0,
+};
 /// Most trampolines of one file; real ones have one.
 const MAX_TRAMPOLINES: usize = 16;
 /// Bytes at the entry point that are taken for its function, at most. The
@@ -49,6 +75,13 @@ pub(super) fn find<'data, R: ReadRef<'data>>(
             continue;
         };
         find_in(elf.machine(), start, code, &mut found);
+    }
+    if elf.machine() == Machine::X86_64 {
+        for &(start, end) in text {
+            if let Ok(code) = elf.bytes(start, end.saturating_sub(start)) {
+                found.extend(thread_start(start, code));
+            }
+        }
     }
     let entry = elf.entry();
     let is_in = |&(start, end): &(u64, u64)| (start..end).contains(&entry);
@@ -80,6 +113,21 @@ fn find_in(machine: Machine, address: u64, code: &[u8], found: &mut Vec<Recogniz
     }
 }
 
+/// The end of `clone3`, if it is in there.
+fn thread_start(address: u64, code: &[u8]) -> Option<Recognized> {
+    let at = memmem::find(code, CLONE3)?;
+    let function = code.get(at..)?;
+    let returns = |&(offset, byte): &(usize, u8)| function.get(offset) == Some(&byte);
+    CLONE3_RETURN.iter().all(returns).then(|| {
+        let place = address.saturating_add(at as u64);
+        Recognized {
+            start: place.saturating_add(CLONE3_CALL),
+            end: place.saturating_add(15),
+            rule: UNTOUCHED_STACK,
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,6 +142,22 @@ mod tests {
         let places: Vec<_> = found.iter().map(|it| (it.start, it.end)).collect();
         assert_eq!(places, [(0x100f, 0x1019), (0x1018, 0x1020)]);
         assert!(found.iter().all(|it| it.rule == Rule::SIGNAL_X86_64));
+    }
+
+    #[test]
+    fn the_start_of_a_thread_is_found_from_the_system_call_on() {
+        let mut code = vec![0x90; 16];
+        code.extend_from_slice(CLONE3);
+        code.extend_from_slice(&[0x14, 0x74, 0x01, 0xc3, 0x31, 0xed]);
+        let found = thread_start(0x1000, &code).unwrap();
+        assert_eq!((found.start, found.end), (0x1015, 0x101f));
+        // Something else may begin like it.
+        for place in [28, 30] {
+            let mut other = code.clone();
+            other[place] ^= 1;
+            assert_eq!(thread_start(0x1000, &other), None);
+        }
+        assert_eq!(thread_start(0x1000, &code[..29]), None);
     }
 
     #[test]
