@@ -19,6 +19,8 @@ use crate::frames::Jit;
 use crate::pprof::Counted;
 use crate::pprof::Read;
 
+/// Stands where the native stack was lost.
+const CUT: &str = "(native frames missing)";
 /// The extension's file.
 const EXTENSION: &str = "burn.so";
 /// What the extension calls to look at the clock, when that is not inlined.
@@ -72,11 +74,15 @@ impl Link {
         }
     }
 
-    /// A sample's, outermost first.
+    /// A sample's, outermost first. Where native frames are missing, that is
+    /// counted elsewhere.
     #[must_use]
     pub fn all(sample: &Counted, profile: &Read) -> Vec<Self> {
         let frames = sample.frames.iter().rev();
-        frames.map(|frame| Self::of(frame, profile)).collect()
+        frames
+            .filter(|frame| &*frame.function.label != CUT)
+            .map(|frame| Self::of(frame, profile))
+            .collect()
     }
 }
 

@@ -29,7 +29,7 @@ use crate::rig;
 /// Between two looks at the ring.
 const POLL_INTERVAL_NS: i64 = 5000000;
 
-/// A sample with Ruby frames.
+/// A sample with frames.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// `CLOCK_MONOTONIC`, nanoseconds.
@@ -45,6 +45,7 @@ pub struct Seen {
     /// The thread's name.
     pub comm: String,
     /// Those of Ruby, and what the collector does on their behalf; leaf first.
+    /// None if there is machine code alone.
     pub frames: Vec<Resolved>,
     /// Leaf first, as they came from the kernel half.
     pub stack: Arc<[Frame]>,
@@ -113,10 +114,6 @@ impl Recorder {
                 .filter(|frame| !is_machine(frame.code))
                 .cloned()
                 .collect();
-            // Machine code alone, of a thread that runs no Ruby.
-            if frames.is_empty() {
-                return;
-            }
             into.lock().push(Seen {
                 time: sample.time,
                 pid: sample.tgid,

@@ -77,6 +77,10 @@ fn threads_are_told_apart(name: &str, own_context: OwnContext) -> Result<()> {
 
     let mut frames_of_gamma = 0;
     for seen in &recording.seen {
+        // Machine code alone: of a thread that has no context at that moment.
+        if seen.frames.is_empty() {
+            continue;
+        }
         let (name, _) = tids
             .iter()
             .find(|&(_, &tid)| tid == seen.tid)
