@@ -393,6 +393,12 @@ impl Process {
                 let file = mapped.path.rsplit('/').next().unwrap_or_default();
                 Ok(format!("{file}: {why:?}"))
             }
+            // The thread has just gone to another stack, and the description still
+            // speaks of the one it left.
+            Caller::Is { sp, .. } if sp <= registers.sp => {
+                let file = mapped.path.rsplit('/').next().unwrap_or_default();
+                Ok(format!("{file}: the caller is further in"))
+            }
             other => bail!("{other:x?} in {:?}", self.name(lookup)),
         }
     }

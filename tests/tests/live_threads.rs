@@ -153,7 +153,8 @@ fn thread_ids(lines: &[String]) -> Result<HashMap<String, u32>> {
 fn samples_by_thread(recording: &Recording) -> HashMap<u32, (u64, u64)> {
     let mut samples: HashMap<u32, (u64, u64)> = HashMap::new();
     let mut with_frames: HashMap<u32, u64> = HashMap::new();
-    for seen in &recording.seen {
+    // Frames of Ruby: those of the kernel are there in any case.
+    for seen in recording.seen.iter().filter(|it| !it.frames.is_empty()) {
         *with_frames.entry(seen.tid).or_default() += 1;
     }
     let profile = &recording.profile;
