@@ -49,8 +49,12 @@ const MAX_ADDRESS: u64 = 1 << 56;
 const MIN_RESERVED: u64 = 8 << 20;
 /// Largest vDSO.
 const MAX_VDSO: u64 = 1 << 20;
-/// Shortest and longest time between two looks at a process's mappings that
-/// samples ask for.
+/// What is looked for is told apart by pages of memory.
+const MEMORY_PAGE: u64 = 4096;
+/// Most pages that are remembered of a process.
+const MAX_MET: usize = 4096;
+/// Time between two looks at a process's mappings that samples ask for: after
+/// something new, and after what was looked for in vain.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
 /// The address spaces of all targets.
@@ -79,6 +83,11 @@ struct Member {
     pause: Duration,
     /// Samples ask for another look.
     wants_a_look: bool,
+    /// Pages of memory where samples have met code since then that was not known
+    /// to be mapped.
+    met: HashSet<u64>,
+    /// Those where a look has found nothing.
+    fruitless: HashSet<u64>,
 }
 
 /// The mappings that some processes have in common.
@@ -185,11 +194,29 @@ impl Spaces {
         }
     }
 
-    /// A sample has met code that is not known to be mapped, or a table that is
-    /// not there.
-    pub fn look_again(&mut self, pid: u32) {
-        if let Some(member) = self.processes.get_mut(&pid) {
-            member.wants_a_look = true;
+    /// A sample has met code that is not known to be mapped, or an object whose
+    /// table is not there.
+    ///
+    /// What is new is looked at soon, whatever else was looked for in vain.
+    pub fn met(&mut self, pid: u32, number: u32, address: u64) {
+        let Some(member) = self.processes.get_mut(&pid) else {
+            return;
+        };
+        if let Some(found) = self.objects.get(number) {
+            // It may have had to make room for another. If it is being compiled,
+            // or there is none, looking does not help.
+            let is_gone = matches!(&found.table, TableState::Known(key)
+                if !self.objects.tables.contains_key(key));
+            member.wants_a_look |= is_gone;
+            return;
+        }
+        member.wants_a_look = true;
+        let page = address / MEMORY_PAGE;
+        if member.fruitless.contains(&page) {
+            return;
+        }
+        if member.met.len() < MAX_MET && member.met.insert(page) {
+            member.pause = LOOKS.0;
         }
     }
 
@@ -218,12 +245,15 @@ impl Spaces {
         if space.mappings == mappings {
             // What the samples meet is in no file that can be opened, or a table
             // that had to make room for another.
-            member.pause = (member.pause * 2).min(LOOKS.1);
+            member.pause = LOOKS.1;
+            if member.fruitless.len() >= MAX_MET {
+                member.fruitless.clear();
+            }
+            member.fruitless.extend(member.met.drain());
             let id = member.space;
             self.compile_missing(id, memory);
             return;
         }
-        member.pause = LOOKS.0;
         let interpreter = space.interpreter;
         self.leave(pid);
         self.join(pid, mappings, interpreter, memory, now);
@@ -664,12 +694,14 @@ fn anonymous_code(mappings: &[Mapping]) -> Vec<Range> {
 }
 
 impl Member {
-    const fn new(space: u32, now: Instant) -> Self {
+    fn new(space: u32, now: Instant) -> Self {
         Self {
             space,
             looked: now,
             pause: LOOKS.0,
             wants_a_look: false,
+            met: HashSet::new(),
+            fruitless: HashSet::new(),
         }
     }
 }
@@ -753,16 +785,28 @@ mod tests {
         assert_eq!(spaces.store.chunks(), chunks);
         assert!(spaces.publish(&mut maps, patience, now).unwrap().is_empty());
 
-        // What is looked at again and found the same stays where it is, and is
-        // looked at ever less often.
-        spaces.look_again(2);
+        // What is looked at again and found the same stays where it is. What was
+        // looked for in vain is looked for less often, but does not keep what is
+        // new waiting.
+        spaces.met(2, object::UNKNOWN, 0x1234);
         let mut now = now;
         assert_eq!(spaces.due(now), [0; 0]);
         now += LOOKS.0;
         assert_eq!(spaces.due(now), [2]);
         spaces.refresh(2, &memory, now);
-        spaces.look_again(2);
+        spaces.met(2, object::UNKNOWN, 0x1238);
         now += LOOKS.0;
+        assert_eq!(spaces.due(now), [0; 0]);
+        spaces.met(2, object::UNKNOWN, 0x9999);
+        assert_eq!(spaces.due(now), [2]);
+        spaces.refresh(2, &memory, now);
+        spaces.met(2, object::UNKNOWN, 0x9999);
+        now += LOOKS.1;
+        assert_eq!(spaces.due(now), [2]);
+        spaces.refresh(2, &memory, now);
+        // An object with its table is no reason to look.
+        spaces.met(2, object::FIRST_FILE, 0x1234);
+        now += LOOKS.1;
         assert_eq!(spaces.due(now), [0; 0]);
         assert!(spaces.publish(&mut maps, patience, now).unwrap().is_empty());
 

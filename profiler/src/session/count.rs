@@ -9,6 +9,7 @@ use rbprof_common::wire::sample_flags;
 
 use super::Observed;
 use super::Session;
+use super::machine;
 use super::markers;
 use super::process::Known;
 use super::process::Look;
@@ -62,11 +63,6 @@ impl Session {
 
     fn count(&mut self, sample: &Sample) {
         self.account.received += 1;
-        if sample.flags & (sample_flags::UNMAPPED | sample_flags::NO_TABLE) != 0
-            && let Some(spaces) = &mut self.spaces
-        {
-            spaces.look_again(sample.tgid);
-        }
         let labels = self.labels_of(sample);
         if sample.stack == 0 {
             let look = self
@@ -92,6 +88,12 @@ impl Session {
             return;
         };
         self.account.with_frames += 1;
+        if sample.flags & (sample_flags::UNMAPPED | sample_flags::NO_TABLE) != 0
+            && let Some(spaces) = &mut self.spaces
+            && let Some(cut) = machine::outermost(&stack.frames)
+        {
+            spaces.met(sample.tgid, cut.object(), cut.pc);
+        }
         self.account.united +=
             u64::from(sample.flags & !stack.flags & sample_flags::UNMATCHED != 0);
         let taken = Moment {

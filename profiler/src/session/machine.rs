@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
+use rbprof_common::wire::Frame;
+use rbprof_common::wire::frame_kind;
 use rbprof_common::wire::object;
 
 use super::PATIENCE;
@@ -59,6 +61,12 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// The outermost native frame: where the native stack was cut, if it was.
+pub(super) fn outermost(frames: &[Frame]) -> Option<&Frame> {
+    let mut frames = frames.iter().rev();
+    frames.find(|frame| frame.kind() == frame_kind::NATIVE)
 }
 
 /// Machine code in the profile, and its names.
