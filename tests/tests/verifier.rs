@@ -8,12 +8,12 @@ use rbprof_tests::recording::Recorder;
 /// The verifier gives up after a million instructions, and what it takes for a
 /// program differs from kernel to kernel: there must be room.
 const BUDGETS: [(&str, u32); 9] = [
-    ("sample", 40_000),
-    ("sample_here", 40_000),
+    ("sample", 20_000),
+    ("sample_here", 20_000),
     ("sample_chained", 20_000),
-    ("sample_chain_link", 60_000),
+    ("sample_chain_link", 30_000),
     ("on_fork", 1_000),
-    ("on_exec", 3_000),
+    ("on_exec", 1_500),
     ("on_exit", 1_000),
     ("thread_pointers", 1_000),
     ("own_namespace", 1_000),

@@ -69,22 +69,7 @@ fn sample(ctx: PerfEventContext) -> u32 {
         return 0;
     };
     if begin_tick(&ctx, state) {
-        let mut work = Work {
-            state,
-            scratch,
-            stack,
-        };
-        // SAFETY: `walk_step` has the signature the helper wants, and `work`
-        // outlives the call.
-        unsafe {
-            bpf_loop(
-                MAX_STEPS,
-                walk_step as *mut c_void,
-                (&raw mut work).cast(),
-                0,
-            );
-        }
-        finish(state, stack);
+        walk(state, scratch, stack);
     }
     0
 }
@@ -99,21 +84,7 @@ fn sample_here(ctx: ProbeContext) -> u32 {
     // SAFETY: the element is this CPU's own.
     unsafe { (*state).registers = registers::of_probe(&ctx) };
     if begin(&ctx, state, false) {
-        let mut work = Work {
-            state,
-            scratch,
-            stack,
-        };
-        // SAFETY: as in `sample`.
-        unsafe {
-            bpf_loop(
-                MAX_STEPS,
-                walk_step as *mut c_void,
-                (&raw mut work).cast(),
-                0,
-            );
-        }
-        finish(state, stack);
+        walk(state, scratch, stack);
         // SAFETY: the helper has no preconditions.
         unsafe { bpf_send_signal_thread(SIGSTOP) };
     }
@@ -122,6 +93,27 @@ fn sample_here(ctx: ProbeContext) -> u32 {
 
 /// As user space has it, on all machines that matter here.
 const SIGSTOP: u32 = 19;
+
+/// Walks a stack that has been begun, and sends it.
+#[inline(always)]
+fn walk(state: *mut State, scratch: *mut Scratch, stack: *mut StackBuffer) {
+    let mut work = Work {
+        state,
+        scratch,
+        stack,
+    };
+    // SAFETY: `walk_step` has the signature the helper wants, and `work`
+    // outlives the call.
+    unsafe {
+        bpf_loop(
+            MAX_STEPS,
+            walk_step as *mut c_void,
+            (&raw mut work).cast(),
+            0,
+        );
+    }
+    finish(state, stack);
+}
 
 /// What the loop works on.
 struct Work {
