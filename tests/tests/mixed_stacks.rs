@@ -237,7 +237,10 @@ fn interleaves(seen: &Seen) -> Result<()> {
             "{inner:x?} is followed by {outer:x?}"
         );
     }
+    // The thread is in a C function, not on its way into or out of an activation:
+    // the walk itself has to get it right, not what mends such stacks afterwards.
     let incomplete = sample_flags::INCOMPLETE
+        | sample_flags::UNMATCHED
         | sample_flags::NATIVE_CUT
         | sample_flags::UNMAPPED
         | sample_flags::NO_TABLE;

@@ -93,7 +93,7 @@ pub struct Walk {
     collector: Frame,
     /// [`sample_flags`] of the native side.
     flags: u32,
-    /// [`sample_flags`] to set if another Ruby frame comes.
+    /// [`sample_flags`] to set if another frame comes that an activation runs.
     leftover: u32,
 }
 
@@ -199,7 +199,9 @@ impl Walk {
         }
         let before = self.ruby.frames;
         let step = self.ruby.step(memory, scratch, sink);
-        if self.ruby.frames != before {
+        // Outermost there may be C functions alone: a fiber or a thread can begin
+        // with a block that is written in C, as an Enumerator's does.
+        if self.ruby.frames != before && self.ruby.is_executed() {
             self.flags |= self.leftover;
         }
         match step {
@@ -311,8 +313,8 @@ impl Walk {
         if mapping.flags & mapping_flags::INTERPRETER == 0 {
             return;
         }
-        // What the caller's registers held is there too, and the interpreter's
-        // hold addresses of its own instructions.
+        // What the caller's registers held is there too, and the interpreter may
+        // hold addresses of its own instructions in them. Not met on a live Ruby.
         let before = memory.word(address.wrapping_sub(8)).unwrap_or(0);
         if !self.registers.follows_indirect_call(before) {
             return;

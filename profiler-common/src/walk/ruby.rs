@@ -126,6 +126,15 @@ impl RubyWalk {
         }
     }
 
+    /// Whether the frame handed out last is run by an activation of
+    /// `rb_vm_exec`, as all are but those of C functions.
+    #[inline(always)]
+    pub(super) const fn is_executed(&self) -> bool {
+        let kind = self.tag & frame_kind::MASK;
+        (kind != frame_kind::CFUNC && kind != frame_kind::IFUNC)
+            || self.tag & frame_attr::FINISH != 0
+    }
+
     /// Whether the walk has ended by itself, not for want of steps.
     #[inline(always)]
     #[must_use]

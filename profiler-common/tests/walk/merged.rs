@@ -374,6 +374,24 @@ fn a_side_that_is_used_up_first_is_told() {
 }
 
 #[test]
+fn a_fiber_may_begin_with_c_functions() {
+    let thread = Thread::new()
+        .ruby(&[0, 0, -1, 0])
+        .native(&[EXTENSION + 5, EXEC, CALL, START]);
+    let expected = [
+        extension(EXTENSION + 5),
+        thread.ruby_frame(0),
+        thread.ruby_frame(-1),
+        ACTIVATION,
+        interpreter(CALL),
+        interpreter(START),
+        thread.ruby_frame(0),
+        thread.ruby_frame(0),
+    ];
+    assert_eq!(thread.walk(), (0, expected.to_vec()));
+}
+
+#[test]
 fn compiled_code_is_left_by_its_return_address() {
     let mut thread = Thread::new().ruby(&[-1, 2, 0]);
     // A C function called from compiled code, which has saved three registers:

@@ -30,6 +30,11 @@ const fn is_of_ruby(frame: &Frame) -> bool {
 #[must_use]
 pub fn reunite(frames: &[Frame]) -> Option<Vec<Frame>> {
     let (ruby, native): (Vec<Frame>, Vec<Frame>) = frames.iter().copied().partition(is_of_ruby);
+    // C functions alone, with which a fiber or a thread may begin.
+    let is_c = |frame: &&Frame| matches!(frame.kind(), frame_kind::CFUNC | frame_kind::IFUNC);
+    let is_base = |frame: &&Frame| is_c(frame) && !frame.has(frame_attr::FINISH);
+    let base = ruby.iter().rev().take_while(is_base).count();
+    let (ruby, base) = ruby.split_at_checked(ruby.len().checked_sub(base)?)?;
     // Each activation's Ruby frames, leaf first.
     let activations: Vec<&[Frame]> = ruby
         .split_inclusive(|frame| frame.has(frame_attr::FINISH))
@@ -66,6 +71,7 @@ pub fn reunite(frames: &[Frame]) -> Option<Vec<Frame>> {
     for activation in activations {
         united.extend_from_slice(activation);
     }
+    united.extend_from_slice(base);
     Some(united)
 }
 
@@ -133,6 +139,28 @@ mod tests {
             ruby(12, true),
             execution(4),
             native(5),
+        ];
+        assert_eq!(reunite(&walked).as_deref(), Some(&united[..]));
+    }
+
+    #[test]
+    fn a_fiber_that_begins_with_c_functions_keeps_them_outermost() {
+        let base = Frame::new(frame_kind::IFUNC, 0, 0, 0);
+        let walked = [
+            native(1),
+            ruby(10, true),
+            execution(2),
+            native(3),
+            ruby(11, true),
+            base,
+        ];
+        let united = [
+            ruby(10, true),
+            native(1),
+            ruby(11, true),
+            execution(2),
+            native(3),
+            base,
         ];
         assert_eq!(reunite(&walked).as_deref(), Some(&united[..]));
     }
