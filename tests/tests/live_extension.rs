@@ -476,6 +476,7 @@ impl Found {
             ensure!(self.count(part) > 0, "no sample of {part}: {self:#?}");
         }
         let others = self.all - self.known();
+        eprintln!("  {others} of {} on their way", self.all);
         ensure!(
             others as f64 <= allowed * self.all as f64,
             "{others} of {} samples are in no chain, such as {:#?}",
