@@ -10,6 +10,7 @@ use rbprof::kernel::Options;
 use rbprof::profile::FunctionKind;
 use rbprof::symbolize::Executed;
 use rbprof::symbolize::Resolved;
+use rbprof_common::wire::Counter;
 use xtask::rubies::Installed;
 
 use crate::points::Point;
@@ -123,6 +124,7 @@ fn record_with(
 ) -> Result<Option<(Vec<String>, Recording)>> {
     let Some(mut recorder) = Recorder::new(&Options {
         frequency,
+        ring_bytes: rig::ring_bytes(),
         ..Options::default()
     })?
     else {
@@ -170,9 +172,15 @@ pub fn compare_some(points: &[Point], recording: &Recording, jit: Jit, enough: u
             .into_iter()
             .partition(|seen| is_withheld(&seen.frames, jit));
         whole += wholly.len();
-        withheld += partly.len() as u64;
+        let partly = partly.len() as u64;
+        withheld += partly;
         if (wholly.len() as u64) < enough {
-            wrong.push(format!("{}: only {} samples", point.name, wholly.len()));
+            wrong.push(format!(
+                "{}: only {} samples, {partly} with names withheld, in {} ms",
+                point.name,
+                wholly.len(),
+                (point.end - point.begin) / 1_000_000
+            ));
         }
         for (index, seen) in wholly.into_iter().enumerate() {
             // The first may be on the way from what begins the point to where
@@ -190,6 +198,12 @@ pub fn compare_some(points: &[Point], recording: &Recording, jit: Jit, enough: u
         }
     }
     println!("{lineless} samples without the leaf's line");
+    for lost in [Counter::LostSample, Counter::LostStack] {
+        let count = recording.counters.get(lost);
+        if count > 0 {
+            println!("{lost:?}: {count}");
+        }
+    }
     verdict(
         points,
         &wrong,

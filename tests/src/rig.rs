@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use anyhow::bail;
+use rbprof::kernel::Options;
 use xtask::rubies;
 use xtask::rubies::Extension;
 use xtask::rubies::Installed;
@@ -38,6 +39,16 @@ pub fn patience() -> Duration {
     match EMULATED.get() {
         Some(()) => PATIENCE_WITH_EMULATION,
         None => PATIENCE,
+    }
+}
+
+/// Bytes of the ring for a recording in this process. Where that is slow, what it
+/// has not read yet would not fit into what is enough elsewhere.
+#[must_use]
+pub fn ring_bytes() -> u32 {
+    match EMULATED.get() {
+        Some(()) => 64 << 20,
+        None => Options::default().ring_bytes,
     }
 }
 

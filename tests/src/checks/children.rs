@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use anyhow::Result;
 use anyhow::ensure;
 use rbprof::kernel::Options;
+use rbprof::profile::FunctionKind;
 use xtask::rubies::Installed;
 
 use crate::recording::Recorder;
@@ -42,11 +43,11 @@ impl Pace {
         shell_rounds: 300_000,
         enough: 10,
     };
-    /// Of emulated machines: 40 samples are due.
+    /// Of emulated machines: 30 samples are due.
     pub const EMULATED: Self = Self {
         frequency: 97,
-        busy_ms: 400,
-        shell_rounds: 50_000,
+        busy_ms: 300,
+        shell_rounds: 10_000,
         enough: 10,
     };
 }
@@ -69,6 +70,7 @@ pub fn children_are_recorded(ruby: &Installed, pace: Pace) -> Result<Option<usiz
     target.wait_for("ready")?;
     let Some(mut recorder) = Recorder::new(&Options {
         frequency: pace.frequency,
+        ring_bytes: rig::ring_bytes(),
         ..Options::default()
     })?
     else {
@@ -144,6 +146,10 @@ pub fn children_are_recorded(ruby: &Installed, pace: Pace) -> Result<Option<usiz
                 let function = profile
                     .location(location)
                     .and_then(|at| profile.function(at.function));
+                // The kernel's own work for it, where that is shown.
+                if function.is_some_and(|function| function.kind == FunctionKind::Kernel) {
+                    continue;
+                }
                 let label = function.map_or("", |function| &function.label);
                 *of_shell.entry(label.to_owned()).or_default() += count;
             }

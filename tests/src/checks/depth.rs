@@ -45,8 +45,8 @@ impl Pace {
     pub const fn emulated(depth: usize) -> Self {
         Self {
             frequency: if depth > 1_000 { 19 } else { 99 },
-            cpu_ms: 1_000,
-            whole: 0.95,
+            cpu_ms: 600,
+            whole: 0.9,
             ticks: 0.5,
         }
     }
@@ -175,6 +175,7 @@ fn record(ruby: &Installed, depth: usize, looping: Looping, pace: Pace) -> Resul
     let Some(mut recorder) = Recorder::new(&Options {
         frequency: pace.frequency,
         looping,
+        ring_bytes: rig::ring_bytes(),
         ..Options::default()
     })?
     else {

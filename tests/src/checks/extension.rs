@@ -70,11 +70,11 @@ impl Pace {
     };
     /// Of emulated machines.
     pub const EMULATED: Self = Self {
-        frequency: 199,
-        cpu_ms: 5_000,
+        frequency: 149,
+        cpu_ms: 4_000,
         slice_ms: 200,
-        points: 0.06,
-        on_the_way: 0.03,
+        points: 0.08,
+        on_the_way: 0.05,
         native: &[NativeFrames::Extensions, NativeFrames::All],
     };
 }

@@ -31,11 +31,11 @@ impl Pace {
         spin_ms: frames::SPIN_MS,
         enough: frames::ENOUGH,
     };
-    /// Of emulated machines: 10 ticks in each of 80 points.
+    /// Of emulated machines: 6 ticks in each of 100 points.
     pub const EMULATED: Self = Self {
-        frequency: 199,
-        spin_ms: "50",
-        enough: 3,
+        frequency: 149,
+        spin_ms: "40",
+        enough: 2,
     };
 }
 

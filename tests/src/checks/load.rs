@@ -49,6 +49,7 @@ pub fn loads_and_attaches(ruby: &Installed, looping: Looping) -> Result<Option<L
     let options = Options {
         frequency: FREQUENCY,
         looping,
+        ring_bytes: rig::ring_bytes(),
         ..Options::default()
     };
     let Some(mut recorder) = Recorder::new(&options)? else {

@@ -52,6 +52,7 @@ pub fn shares_are_true(ruby: &Installed, pace: Pace) -> Result<Option<f64>> {
     target.wait_for("ready")?;
     let Some(mut recorder) = Recorder::new(&Options {
         frequency: pace.frequency,
+        ring_bytes: rig::ring_bytes(),
         ..Options::default()
     })?
     else {

@@ -39,8 +39,8 @@ impl Pace {
     /// Of emulated machines.
     pub const EMULATED: Self = Self {
         frequency: 97,
-        enough: 60,
-        enough_without_lock: 20,
+        enough: 40,
+        enough_without_lock: 10,
     };
 }
 
@@ -74,6 +74,7 @@ pub fn threads_are_told_apart(ruby: &Installed, pace: Pace) -> Result<Option<u64
     let tids = thread_ids(&target.wait_for("ready")?)?;
     let Some(mut recorder) = Recorder::new(&Options {
         frequency: pace.frequency,
+        ring_bytes: rig::ring_bytes(),
         ..Options::default()
     })?
     else {
