@@ -28,7 +28,7 @@ pub const SPIN_MS: &str = "20";
 /// Ticks per second: 20 in each point.
 pub const FREQUENCY: u64 = 997;
 /// Samples that each point must have at least.
-const ENOUGH: u64 = 5;
+pub const ENOUGH: u64 = 5;
 /// What rbprof calls a C method whose name it does not know.
 const NAMELESS: &str = "<unknown cfunc>";
 /// What rbprof calls the garbage collector.
@@ -90,8 +90,16 @@ pub fn start_with(command: &mut Command, spin_ms: &str) -> Result<Target> {
 /// # Errors
 /// If it cannot be recorded, or fails.
 pub fn record(target: Target) -> Result<Option<(Vec<String>, Recording)>> {
+    record_at(FREQUENCY, target)
+}
+
+/// The same with so many ticks per second.
+///
+/// # Errors
+/// As [`record`].
+pub fn record_at(frequency: u64, target: Target) -> Result<Option<(Vec<String>, Recording)>> {
     let pid = target.pid();
-    record_as(target, pid, || Ok(()))
+    record_with(frequency, target, pid, || Ok(()))
 }
 
 /// The same where the program has the process id `pid` here; `look` is called
@@ -100,12 +108,21 @@ pub fn record(target: Target) -> Result<Option<(Vec<String>, Recording)>> {
 /// # Errors
 /// As [`record`], and those of `look`.
 pub fn record_as(
+    target: Target,
+    pid: u32,
+    look: impl FnMut() -> Result<()>,
+) -> Result<Option<(Vec<String>, Recording)>> {
+    record_with(FREQUENCY, target, pid, look)
+}
+
+fn record_with(
+    frequency: u64,
     mut target: Target,
     pid: u32,
     mut look: impl FnMut() -> Result<()>,
 ) -> Result<Option<(Vec<String>, Recording)>> {
     let Some(mut recorder) = Recorder::new(&Options {
-        frequency: FREQUENCY,
+        frequency,
         ..Options::default()
     })?
     else {
@@ -130,6 +147,15 @@ pub fn record_as(
 /// # Errors
 /// If one has another stack, or a point has hardly any samples.
 pub fn compare(points: &[Point], recording: &Recording, jit: Jit) -> Result<()> {
+    compare_some(points, recording, jit, ENOUGH).map(|_| ())
+}
+
+/// The same where each point must have `enough` samples; gives how many samples
+/// there were.
+///
+/// # Errors
+/// As [`compare`].
+pub fn compare_some(points: &[Point], recording: &Recording, jit: Jit, enough: u64) -> Result<u64> {
     let mut wrong = Vec::new();
     let (mut whole, mut withheld, mut lineless) = (0, 0, 0);
     for point in points {
@@ -145,7 +171,7 @@ pub fn compare(points: &[Point], recording: &Recording, jit: Jit) -> Result<()> 
             .partition(|seen| is_withheld(&seen.frames, jit));
         whole += wholly.len();
         withheld += partly.len() as u64;
-        if (wholly.len() as u64) < ENOUGH {
+        if (wholly.len() as u64) < enough {
             wrong.push(format!("{}: only {} samples", point.name, wholly.len()));
         }
         for (index, seen) in wholly.into_iter().enumerate() {
@@ -170,7 +196,8 @@ pub fn compare(points: &[Point], recording: &Recording, jit: Jit) -> Result<()> 
         whole as u64,
         withheld,
         recording.account.disbelieved,
-    )
+    )?;
+    Ok(whole as u64)
 }
 
 /// Fails if C methods have no names, or there are none. What the collector may

@@ -8,6 +8,8 @@
 //! | [`frames`] | the program with stacks of every shape, and what must be recorded of it |
 //! | [`pprof`] | a reader of the profiles that rbprof writes |
 //! | [`chains`] | what stacks of Ruby and native frames must be |
+//! | [`checks`] | what is checked on this machine, and on emulated ones |
+//! | [`task`] | a program with the C extension, recorded by the command |
 //! | [`docker`] | a container engine of the tests' own |
 //! | [`rails`] | a Rails application under load |
 //! | `native` | whether native frames can be what they are said to be |
@@ -23,6 +25,7 @@
 
 pub mod cfi;
 pub mod chains;
+pub mod checks;
 pub mod coredump;
 pub mod docker;
 pub mod frames;
@@ -40,4 +43,5 @@ pub mod share;
 #[cfg(target_arch = "x86_64")]
 pub mod stopped;
 pub mod target;
+pub mod task;
 pub mod truth;

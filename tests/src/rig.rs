@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -15,14 +16,39 @@ use xtask::setup;
 
 /// The variable that makes an error of every test that cannot run.
 const REQUIRE_ALL: &str = "RBPROF_REQUIRE_ALL";
-/// A recording that has not begun after so long never will.
+/// The variable that says where the Ruby programs of the tests are.
+const WORKLOADS: &str = "RBPROF_WORKLOADS";
+/// After so long without a sign, a program is stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The same on a machine that is emulated.
+const PATIENCE_WITH_EMULATION: Duration = Duration::from_secs(300);
+
+/// Set on a machine that a test run has made for itself.
+static EMULATED: OnceLock<()> = OnceLock::new();
+
+/// This is a machine that was made for the tests, emulated by software: it is
+/// slow, and nothing may be left out.
+pub fn set_emulated() {
+    EMULATED.get_or_init(|| ());
+}
+
+/// After so long without a sign of life, a program is taken for stuck.
+#[must_use]
+pub fn patience() -> Duration {
+    match EMULATED.get() {
+        Some(()) => PATIENCE_WITH_EMULATION,
+        None => PATIENCE,
+    }
+}
 
 /// Says why a test does nothing, or makes an error of it.
 ///
 /// # Errors
 /// If nothing may be left out here.
 pub fn skip(why: &str) -> Result<()> {
+    if EMULATED.get().is_some() {
+        bail!("{why}");
+    }
     if std::env::var_os(REQUIRE_ALL).is_some() {
         bail!("{why}, and {REQUIRE_ALL} is set");
     }
@@ -64,12 +90,15 @@ pub fn extension(ruby: &Installed) -> Result<Option<Extension>> {
     }
 }
 
-/// The file of a Ruby program that comes with the tests.
+/// The file of a Ruby program that comes with the tests: in the folder that
+/// `RBPROF_WORKLOADS` names, if it is set, else in the source tree.
 #[must_use]
 pub fn workload(name: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "workloads", name]
-        .iter()
-        .collect()
+    let folder = std::env::var_os(WORKLOADS).map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads"),
+        PathBuf::from,
+    );
+    folder.join(name)
 }
 
 /// A file of process `pid`, by the path that its mappings show, as this process
@@ -111,13 +140,13 @@ pub fn is_recording(pid: u32) -> bool {
 /// Waits until the rbprof with that process id records.
 ///
 /// # Errors
-/// If it ends before, or does not begin within a minute.
+/// If it ends before, or does not begin within [`patience`].
 pub fn wait_until_recording(pid: u32) -> Result<()> {
     let start = Instant::now();
     while !is_recording(pid) {
         let ended = std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .map_or(true, |stat| stat.contains(") Z "));
-        if ended || start.elapsed() > PATIENCE {
+        if ended || start.elapsed() > patience() {
             bail!("rbprof (process {pid}) does not record");
         }
         std::thread::sleep(Duration::from_millis(20));

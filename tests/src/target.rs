@@ -1,5 +1,6 @@
 //! A Ruby program that is profiled. It talks in lines: it says `ready` and
-//! waits for a line before it begins.
+//! waits for a line before it begins. One that says nothing for longer than
+//! [`rig::patience`] is taken for stuck.
 
 use std::io::BufRead as _;
 use std::io::BufReader;
@@ -13,15 +14,13 @@ use std::sync::mpsc::Receiver;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::mpsc::TryRecvError;
 use std::sync::mpsc::channel;
-use std::time::Duration;
 use std::time::Instant;
 
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::bail;
 
-/// After so long without a word, a target is taken for stuck.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::rig;
 
 /// A running program; killed when dropped.
 #[derive(Debug)]
@@ -72,11 +71,11 @@ impl Target {
     /// among them.
     ///
     /// # Errors
-    /// If it ends, or says nothing for a minute.
+    /// If it ends, or says nothing for longer than [`rig::patience`].
     pub fn wait_for(&mut self, word: &str) -> Result<Vec<String>> {
         let mut said = Vec::new();
         loop {
-            match self.lines.recv_timeout(PATIENCE) {
+            match self.lines.recv_timeout(rig::patience()) {
                 Ok(line) if line == word => return Ok(said),
                 Ok(line) => said.push(line),
                 Err(RecvTimeoutError::Timeout) => bail!("the target never said {word:?}"),
@@ -90,9 +89,9 @@ impl Target {
     /// The next line it says.
     ///
     /// # Errors
-    /// If it ends, or says nothing for a minute.
+    /// If it ends, or says nothing for longer than [`rig::patience`].
     pub fn next_line(&mut self) -> Result<String> {
-        let line = self.lines.recv_timeout(PATIENCE);
+        let line = self.lines.recv_timeout(rig::patience());
         line.context("the target said nothing more")
     }
 
@@ -100,7 +99,7 @@ impl Target {
     /// is not added, or closed its output.
     ///
     /// # Errors
-    /// If it says nothing for a minute.
+    /// If it says nothing for longer than [`rig::patience`].
     pub fn listen(&mut self, word: &str, said: &mut Vec<String>) -> Result<bool> {
         loop {
             match self.lines.try_recv() {
@@ -110,7 +109,7 @@ impl Target {
                     said.push(line);
                 }
                 Err(TryRecvError::Disconnected) => return Ok(true),
-                Err(TryRecvError::Empty) if self.heard.elapsed() > PATIENCE => {
+                Err(TryRecvError::Empty) if self.heard.elapsed() > rig::patience() => {
                     bail!("the target never said {word:?}")
                 }
                 Err(TryRecvError::Empty) => return Ok(false),

@@ -10,6 +10,8 @@ use anyhow::Result;
 use anyhow::ensure;
 use libtest_mimic::Arguments;
 use libtest_mimic::Trial;
+use rbprof_tests::checks;
+use rbprof_tests::checks::frames::Pace;
 use rbprof_tests::frames;
 use rbprof_tests::frames::Jit;
 use rbprof_tests::frames::LABELS;
@@ -18,10 +20,6 @@ use rbprof_tests::points;
 use rbprof_tests::rig;
 use rbprof_tests::target::Target;
 use xtask::rubies;
-
-/// Methods and blocks of `frames.rb` and `points.rb` that YJIT must have
-/// compiled at least: there are about 200.
-const COMPILED: u64 = 100;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -81,19 +79,8 @@ fn frames_are_true(name: &str, jit: Jit) -> Result<()> {
     let Some(ruby) = rig::ruby(name)? else {
         return Ok(());
     };
-    let target = frames::start(&ruby, SPIN_MS, jit)?;
-    let Some((said, recording)) = frames::record(target)? else {
-        return Ok(());
-    };
-    let compiled = points::compiled(&said)?;
-    match jit {
-        Jit::Off => ensure!(compiled == 0, "YJIT was on"),
-        Jit::Yjit => ensure!(compiled >= COMPILED, "YJIT has compiled only {compiled}"),
-    }
-    frames::c_methods_have_names(&recording)?;
-    let mut points = points::parse(&said)?;
-    points::relabel(&mut points, LABELS)?;
-    frames::compare(&points, &recording, jit)
+    checks::frames::frames_are_true(&ruby, jit, Pace::HOST)?;
+    Ok(())
 }
 
 /// A program on the command line has no file.

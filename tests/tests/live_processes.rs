@@ -1,12 +1,6 @@
 //! Children and threads are recorded from the moment they exist, and a command
 //! from its first instruction.
 
-#![expect(
-    clippy::indexing_slicing,
-    reason = "a test that looks past the end has failed"
-)]
-
-use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 use std::process::Output;
@@ -18,135 +12,36 @@ use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
 use rbprof::kernel::Options;
+use rbprof_tests::checks::children::Pace;
+use rbprof_tests::checks::children::children_are_recorded;
+use rbprof_tests::checks::children::innermost;
 use rbprof_tests::recording::Recorder;
-use rbprof_tests::recording::Seen;
 use rbprof_tests::rig;
 use rbprof_tests::target::Target;
 
 const RBPROF: &str = env!("CARGO_BIN_EXE_rbprof-under-test");
-/// Samples that must be there at least, of the 80 that 400 ms of CPU time give
-/// at 199 Hz. On a shared machine, time that the hypervisor gave to others
-/// counts as CPU time of the process and has no ticks; how many of the ticks
-/// that there were arrive is the matter of another test.
-const ENOUGH: usize = 10;
 
 #[test]
 fn children_on_debian_2_7_4() -> Result<()> {
-    children_are_recorded("debian-2.7.4")
+    check_children("debian-2.7.4")
 }
 
 #[test]
 fn children_on_debian_3_1_2() -> Result<()> {
-    children_are_recorded("debian-3.1.2")
+    check_children("debian-3.1.2")
 }
 
 #[test]
 fn children_on_3_3_8_with_exports() -> Result<()> {
-    children_are_recorded("source-3.3.8-protected-stripped")
+    check_children("source-3.3.8-protected-stripped")
 }
 
-fn children_are_recorded(name: &str) -> Result<()> {
+fn check_children(name: &str) -> Result<()> {
     let Some(ruby) = rig::ruby(name)? else {
         return Ok(());
     };
-    let mut target = Target::start(ruby.script(&rig::workload("processes.rb"))?.arg("wait"))?;
-    target.wait_for("ready")?;
-    let Some(mut recorder) = Recorder::new(&Options {
-        frequency: 199,
-        ..Options::default()
-    })?
-    else {
-        return Ok(());
-    };
-    recorder.start(&[target.pid()])?;
-    target.go_on()?;
-    let mut said = Vec::new();
-    recorder.run_until(|| target.listen("finished", &mut said))?;
-    let recording = recorder.finish()?;
-
-    let processes: HashMap<&str, u32> = said
-        .iter()
-        .filter_map(|line| line.strip_prefix("process\t")?.split_once('\t'))
-        .map(|(name, pid)| Ok((name, pid.parse()?)))
-        .collect::<Result<_>>()?;
-    ensure!(processes.len() == 3, "{said:?}");
-    ensure!(processes["parent"] == target.pid(), "{processes:?}");
-
-    let mut counts: HashMap<&str, usize> = HashMap::new();
-    for seen in &recording.seen {
-        // Children have their parents' frames below their own.
-        let Some(place) = innermost(seen, "Object#in_") else {
-            continue;
-        };
-        let (process, thread) = match place {
-            "Object#in_parent" => ("parent", false),
-            "Object#in_child" => ("child", false),
-            "Object#in_grandchild" => ("grandchild", false),
-            "Object#in_thread_of_grandchild" => ("grandchild", true),
-            other => anyhow::bail!("a frame {other}"),
-        };
-        // A child comes to life where its parent forked it.
-        let forking = innermost(seen, "Kernel#fork").or(innermost(seen, "Process.fork"));
-        if forking.is_some() && seen.pid != processes[process] {
-            continue;
-        }
-        ensure!(seen.pid == processes[process], "{place} in {}", seen.pid);
-        ensure!(
-            (seen.tid != seen.pid) == thread,
-            "{place} in thread {}",
-            seen.tid
-        );
-        let root = if thread {
-            "block in Object#in_grandchild"
-        } else {
-            "<main>"
-        };
-        ensure!(
-            seen.frames
-                .last()
-                .is_some_and(|frame| &*frame.function.label == root),
-            "{place} below {:?}",
-            seen.frames.last()
-        );
-        *counts.entry(place).or_default() += 1;
-    }
-    eprintln!("{name}: {counts:?}");
-    for place in ["parent", "child", "grandchild", "thread_of_grandchild"] {
-        let count = counts.get(&*format!("Object#in_{place}")).copied();
-        ensure!(count >= Some(ENOUGH), "{place}: {count:?} samples");
-    }
-
-    // The shell's own work is in the profile, and nobody's Ruby code.
-    let profile = &recording.profile;
-    let mut of_shell = HashMap::<String, u64>::new();
-    for (stack, labels, count) in profile.counts() {
-        let comm = profile
-            .labels(labels)
-            .and_then(|labels| labels.comm.clone());
-        if comm.as_deref() == Some("sh") {
-            for location in profile.stack(stack) {
-                let function = profile
-                    .location(location)
-                    .and_then(|at| profile.function(at.function));
-                let label = function.map_or("", |function| &function.label);
-                *of_shell.entry(label.to_owned()).or_default() += count;
-            }
-        }
-    }
-    eprintln!("{name}: the shell: {of_shell:?}");
-    // It can be told for what it is only after the first look at it.
-    let not_ruby = of_shell.remove("(not Ruby: sh)").unwrap_or(0);
-    let starting = of_shell.remove("(starting: sh)").unwrap_or(0);
-    ensure!(of_shell.is_empty(), "the shell: {of_shell:?}");
-    ensure!(not_ruby > starting, "{not_ruby} after {starting}");
+    children_are_recorded(&ruby, Pace::HOST)?;
     Ok(())
-}
-
-fn innermost<'a>(seen: &'a Seen, prefix: &str) -> Option<&'a str> {
-    seen.frames
-        .iter()
-        .map(|frame| &*frame.function.label)
-        .find(|label| label.starts_with(prefix))
 }
 
 #[test]

@@ -5,8 +5,14 @@
 #
 #     process NAME PID
 #     cpu NAME NANOSECONDS
+#
+# `BUSY_MS`: CPU time of each, milliseconds. `SHELL_ROUNDS`: the work of what is not
+# Ruby.
 
 require_relative "points"
+
+BUSY_MS = Integer(ENV.fetch("BUSY_MS", "400"))
+SHELL_ROUNDS = Integer(ENV.fetch("SHELL_ROUNDS", "300000"))
 
 def busy(milliseconds)
   finish = Points.cpu + milliseconds * 1_000_000
@@ -23,27 +29,27 @@ def announce(name)
 end
 
 def in_beginning
-  busy(500)
+  busy(BUSY_MS + 100)
 end
 
 def in_parent
-  busy(400)
+  busy(BUSY_MS)
 end
 
 def in_child
   announce("child")
-  busy(400)
+  busy(BUSY_MS)
   wait_for(Process.fork { in_grandchild })
 end
 
 def in_grandchild
   announce("grandchild")
-  busy(400)
+  busy(BUSY_MS)
   Thread.new { in_thread_of_grandchild }.join
 end
 
 def in_thread_of_grandchild
-  busy(400)
+  busy(BUSY_MS)
 end
 
 def wait_for(pid)
@@ -53,7 +59,7 @@ end
 
 def not_ruby
   # Work of a shell, with no other program that it would start.
-  system("i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
+  system("i=0; while [ $i -lt #{SHELL_ROUNDS} ]; do i=$((i+1)); done")
 end
 
 in_beginning

@@ -9,7 +9,7 @@ module Spend
   # How much of each part is done at once, milliseconds: so much that what is done
   # between two parts (clocks read, threads made, pages touched for the first time)
   # is well below a hundredth of it all, on a busy machine too.
-  SLICE = 40
+  SLICE = Integer(ENV.fetch("SLICE_MS", "40"))
   # CPU time of the whole, milliseconds.
   CPU_MS = Integer(ENV.fetch("CPU_MS", "2000"))
 

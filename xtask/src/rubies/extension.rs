@@ -64,24 +64,48 @@ pub struct Extension {
     pub stripped_file: PathBuf,
 }
 
+/// The folder under a root file system where a virtual machine has it, without
+/// the slash at the front.
+pub const IN_A_MACHINE: &str = "opt/rbprof-test/burn";
+
+impl Extension {
+    /// The one in a root file system of [`super::below`], at [`IN_A_MACHINE`]
+    /// there.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn of_root(root: &Path) -> Result<Self> {
+        let found = Self::at(root, Path::new(IN_A_MACHINE));
+        if !found.file.exists() {
+            bail!("no extension in {}", root.display());
+        }
+        Ok(found)
+    }
+
+    /// The one in `folder` under `root`.
+    fn at(root: &Path, folder: &Path) -> Self {
+        let inside = Path::new("/").join(folder);
+        let host = root.join(folder);
+        Self {
+            stripped: inside.join(STRIPPED),
+            folder: inside,
+            file: host.join(FILE),
+            stripped_file: host.join(STRIPPED).join(FILE),
+        }
+    }
+}
+
 /// The extension for `recipe`'s Ruby.
 ///
 /// # Errors
 /// If it has not been built yet.
 pub(super) fn find(recipe: &Recipe) -> Result<Extension> {
     let place = Place::of(recipe)?;
-    let host = place.on_host();
-    if !host.exists() {
+    if !place.on_host().exists() {
         let name = recipe.name;
         bail!("the extension for Ruby {name} is not there: run `cargo xtask rubies {name}`");
     }
-    let folder = place.inside();
-    Ok(Extension {
-        stripped: folder.join(STRIPPED),
-        folder,
-        file: host.join(FILE),
-        stripped_file: host.join(STRIPPED).join(FILE),
-    })
+    Ok(Extension::at(&place.root, &place.folder))
 }
 
 /// Builds it if it is not there.
@@ -181,11 +205,6 @@ impl Place {
 
     fn on_host(&self) -> PathBuf {
         self.root.join(&self.folder)
-    }
-
-    /// As the Ruby sees it.
-    fn inside(&self) -> PathBuf {
-        Path::new("/").join(&self.folder)
     }
 }
 
@@ -289,7 +308,8 @@ mod tests {
     fn each_ruby_sees_it_where_it_is() {
         for recipe in RECIPES {
             let place = Place::of(recipe).unwrap();
-            let (host, inside) = (place.on_host(), place.inside());
+            let host = place.on_host();
+            let inside = Extension::at(&place.root, &place.folder).folder;
             let entry = entry(recipe).unwrap();
             assert!(inside.is_absolute());
             match recipe.origin {

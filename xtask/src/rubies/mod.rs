@@ -138,6 +138,28 @@ pub fn find(name: &str) -> Result<Installed> {
     Ok(installed(recipe, &entry))
 }
 
+/// The interpreters whose root file systems lie in `folder`, each in a folder of
+/// its recipe's name, as in a virtual machine that has no cache; in the order of
+/// the recipes. Their extensions are found with [`Extension::of_root`].
+///
+/// An interpreter that was built is none of them: it has no root of its own.
+#[must_use]
+pub fn below(folder: &Path) -> Vec<Installed> {
+    let here = |recipe: &'static Recipe| {
+        let Origin::Packages(packages) = &recipe.origin else {
+            return None;
+        };
+        let root = folder.join(recipe.name);
+        root.is_dir().then(|| Installed {
+            name: recipe.name,
+            version: recipe.version,
+            root: Some(root),
+            ruby: PathBuf::from(packages.ruby),
+        })
+    };
+    RECIPES.iter().filter_map(here).collect()
+}
+
 /// The variable that makes the tests need every interpreter.
 pub const EVERY_RUBY: &str = "RBPROF_EVERY_RUBY";
 
@@ -428,6 +450,40 @@ mod tests {
         assert!(
             error.contains("source-1.8.7") && error.contains("debian-3.1.2"),
             "{error}"
+        );
+    }
+
+    #[test]
+    fn below_a_folder_are_the_roots_that_lie_there() {
+        let folder = std::env::temp_dir().join(format!("rbprof-below-{}", std::process::id()));
+        for name in [
+            "debian-3.3.8",
+            "debian-2.7.4",
+            "source-3.3.8",
+            "debian-1.8.7",
+        ] {
+            cache::create_dir(&folder.join(name)).unwrap();
+        }
+        let found = below(&folder);
+        std::fs::remove_dir_all(&folder).unwrap();
+        let found: Vec<_> = found
+            .iter()
+            .map(|ruby| (ruby.name, ruby.root.clone(), &*ruby.ruby))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (
+                    "debian-2.7.4",
+                    Some(folder.join("debian-2.7.4")),
+                    Path::new("/usr/bin/ruby2.7")
+                ),
+                (
+                    "debian-3.3.8",
+                    Some(folder.join("debian-3.3.8")),
+                    Path::new("/usr/bin/ruby3.3")
+                ),
+            ]
         );
     }
 

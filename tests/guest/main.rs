@@ -1,0 +1,223 @@
+//! `rbprof-guest`: the checks that need a kernel and a Ruby, in one program that
+//! needs nothing else. It is what an emulated machine runs, whose kernel, Rubies
+//! and architecture are not the developer's.
+//!
+//! | variable | what it names | if it is not set |
+//! |---|---|---|
+//! | `RBPROF_GUEST_RUBIES` | a folder with root file systems, each named as the recipe of its Ruby | `/rubies` |
+//! | `RBPROF_COMMAND` | the command `rbprof` | `/bin/rbprof` |
+//! | `RBPROF_WORKLOADS` | the folder of the Ruby programs | the source tree's |
+//!
+//! Each root has the C extension at `xtask::rubies::extension::IN_A_MACHINE`. On
+//! `PATH` it needs `sh`, `unshare`, `mount`, `chroot` and `kill`, of which
+//! busybox's will do. It takes the arguments of Rust's test programs; the last line
+//! that it prints sums up.
+
+mod facts;
+
+use std::env;
+use std::path::Path;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use anyhow::Result;
+use anyhow::ensure;
+use libtest_mimic::Arguments;
+use libtest_mimic::Trial;
+use rbprof::kernel::Looping;
+use rbprof_tests::checks::children;
+use rbprof_tests::checks::children::children_are_recorded;
+use rbprof_tests::checks::depth;
+use rbprof_tests::checks::depth::arrives_whole;
+use rbprof_tests::checks::depth::is_cut;
+use rbprof_tests::checks::extension;
+use rbprof_tests::checks::extension::shares_are_right;
+use rbprof_tests::checks::frames;
+use rbprof_tests::checks::frames::frames_are_true;
+use rbprof_tests::checks::load;
+use rbprof_tests::checks::load::loads_and_attaches;
+use rbprof_tests::checks::split;
+use rbprof_tests::checks::split::shares_are_true;
+use rbprof_tests::checks::threads;
+use rbprof_tests::checks::threads::threads_are_told_apart;
+use rbprof_tests::frames::Jit;
+use rbprof_tests::rig;
+use rbprof_tests::task::Bench;
+use xtask::rubies;
+use xtask::rubies::Extension;
+use xtask::rubies::Installed;
+
+use crate::facts::Facts;
+
+/// What a check of one Ruby is given.
+struct Subject {
+    ruby: Installed,
+    command: PathBuf,
+    facts: Facts,
+}
+
+/// A check of one Ruby.
+type Check = fn(&Subject) -> Result<()>;
+
+/// The checks of each Ruby, by their names.
+const CHECKS: [(&str, Check); 6] = [
+    ("frames", of_frames),
+    ("depth", of_depth),
+    ("extension", of_extension),
+    ("threads", of_threads),
+    ("children", of_children),
+    ("split", of_split),
+];
+
+fn main() -> ExitCode {
+    rig::set_emulated();
+    let mut arguments = Arguments::from_args();
+    // Each measures, and the machine is small.
+    arguments.test_threads.get_or_insert(1);
+    let facts = Facts::default();
+    let conclusion = libtest_mimic::run(&arguments, trials(&facts));
+    println!("{}", facts.summary(&conclusion));
+    conclusion.exit_code()
+}
+
+fn trials(facts: &Facts) -> Vec<Trial> {
+    let command = path("RBPROF_COMMAND", "/bin/rbprof");
+    let found = rubies::below(&path("RBPROF_GUEST_RUBIES", "/rubies"));
+    let subjects: Vec<Arc<Subject>> = found
+        .into_iter()
+        .map(|ruby| {
+            Arc::new(Subject {
+                ruby,
+                command: command.clone(),
+                facts: facts.clone(),
+            })
+        })
+        .collect();
+    let first = subjects.first().map(Arc::clone);
+    let mut trials = vec![trial("load_and_attach".to_owned(), move || {
+        load_and_attach(first.as_deref().context("no Ruby is there")?)
+    })];
+    for (at, subject) in subjects.iter().enumerate() {
+        let of_this_ruby = |name: &str, check: Check| {
+            let subject = Arc::clone(subject);
+            trial(format!("{}: {name}", subject.ruby.name), move || {
+                check(&subject)
+            })
+        };
+        trials.extend(CHECKS.map(|(name, check)| of_this_ruby(name, check)));
+        // Once: what differs from Ruby to Ruby is not the loop.
+        if at == 0 {
+            trials.push(of_this_ruby(
+                "depth_with_tail_calls",
+                of_depth_with_tail_calls,
+            ));
+        }
+    }
+    trials
+}
+
+fn trial(name: String, test: impl FnOnce() -> Result<()> + Send + 'static) -> Trial {
+    Trial::test(name, || test().map_err(|error| format!("{error:#}").into()))
+}
+
+fn path(variable: &str, default: &str) -> PathBuf {
+    env::var_os(variable).map_or_else(|| PathBuf::from(default), PathBuf::from)
+}
+
+/// What a check gives that did run: on such a machine, each must.
+fn ran<T>(found: Option<T>) -> Result<T> {
+    found.context("this machine does not allow it")
+}
+
+fn load_and_attach(subject: &Subject) -> Result<()> {
+    for looping in [Looping::Probe, Looping::TailCalls] {
+        let loaded = ran(loads_and_attaches(&subject.ruby, looping)?)?;
+        for program in &loaded.programs {
+            match program.verified_instructions {
+                Some(verified) => eprintln!(
+                    "{}: {:18} {verified:7} instructions verified",
+                    loaded.looping, program.name
+                ),
+                None => eprintln!("{}: {} loaded", loaded.looping, program.name),
+            }
+        }
+        eprintln!("{}: {} samples", loaded.looping, loaded.samples);
+        subject.facts.loaded(&loaded);
+    }
+    Ok(())
+}
+
+fn of_frames(subject: &Subject) -> Result<()> {
+    let pace = frames::Pace::EMULATED;
+    let (points, samples) = ran(frames_are_true(&subject.ruby, Jit::Off, pace)?)?;
+    subject.facts.compared(points, samples);
+    Ok(())
+}
+
+/// With the loops that the kernel has.
+fn of_depth(subject: &Subject) -> Result<()> {
+    if ran(load::looping()?)? == "bpf_loop" {
+        for depth in [20, 2_000, 8_000] {
+            whole(subject, depth, Looping::Probe)?;
+        }
+        Ok(())
+    } else {
+        whole(subject, 20, Looping::Probe)?;
+        of_depth_with_tail_calls(subject)
+    }
+}
+
+/// Without any loops of the kernel.
+fn of_depth_with_tail_calls(subject: &Subject) -> Result<()> {
+    // Two frames above and one below the recursion.
+    whole(subject, 2_000, Looping::TailCalls)?;
+    let depth = 8_000;
+    let pace = depth::Pace::emulated(depth);
+    let cut = ran(is_cut(&subject.ruby, depth, Looping::TailCalls, pace)?)?;
+    ensure!(cut > 0, "none of the samples is cut");
+    Ok(())
+}
+
+fn whole(subject: &Subject, depth: usize, looping: Looping) -> Result<()> {
+    let pace = depth::Pace::emulated(depth);
+    let count = ran(arrives_whole(&subject.ruby, depth, looping, pace)?)?;
+    ensure!(count > 0, "no sample of depth {depth}");
+    subject.facts.whole(depth);
+    Ok(())
+}
+
+fn of_extension(subject: &Subject) -> Result<()> {
+    let root = subject.ruby.root.as_deref().unwrap_or(Path::new("/"));
+    let bench = Bench {
+        rbprof: &subject.command,
+        ruby: subject.ruby.clone(),
+        extension: Extension::of_root(root)?,
+    };
+    let samples = shares_are_right(&bench, Jit::Off, extension::Pace::EMULATED)?;
+    subject.facts.mixed(samples);
+    Ok(())
+}
+
+fn of_threads(subject: &Subject) -> Result<()> {
+    ran(threads_are_told_apart(
+        &subject.ruby,
+        threads::Pace::EMULATED,
+    )?)?;
+    Ok(())
+}
+
+fn of_children(subject: &Subject) -> Result<()> {
+    ran(children_are_recorded(
+        &subject.ruby,
+        children::Pace::EMULATED,
+    )?)?;
+    Ok(())
+}
+
+fn of_split(subject: &Subject) -> Result<()> {
+    let error = ran(shares_are_true(&subject.ruby, split::Pace::EMULATED)?)?;
+    subject.facts.split(error);
+    Ok(())
+}

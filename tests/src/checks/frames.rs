@@ -1,0 +1,62 @@
+//! Stacks of every shape, compared frame by frame with what the program itself
+//! knows: how many frames, their labels as Ruby 3.4 has them, files and lines.
+
+use anyhow::Result;
+use anyhow::ensure;
+use xtask::rubies::Installed;
+
+use crate::frames;
+use crate::frames::Jit;
+use crate::points;
+
+/// Methods and blocks of `frames.rb` and `points.rb` that YJIT must have
+/// compiled at least: there are about 200.
+const COMPILED: u64 = 100;
+
+/// How fast it goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Ticks per second.
+    pub frequency: u64,
+    /// CPU time at each point, milliseconds.
+    pub spin_ms: &'static str,
+    /// Samples that each point must have at least.
+    pub enough: u64,
+}
+
+impl Pace {
+    /// Of real machines: 20 ticks in each point.
+    pub const HOST: Self = Self {
+        frequency: frames::FREQUENCY,
+        spin_ms: frames::SPIN_MS,
+        enough: frames::ENOUGH,
+    };
+    /// Of emulated machines: 10 ticks in each of 80 points.
+    pub const EMULATED: Self = Self {
+        frequency: 199,
+        spin_ms: "50",
+        enough: 3,
+    };
+}
+
+/// How many points of `frames.rb` were compared with how many samples, none of
+/// which was wrong.
+///
+/// # Errors
+/// If one was, or a point has hardly any.
+pub fn frames_are_true(ruby: &Installed, jit: Jit, pace: Pace) -> Result<Option<(usize, u64)>> {
+    let target = frames::start(ruby, pace.spin_ms, jit)?;
+    let Some((said, recording)) = frames::record_at(pace.frequency, target)? else {
+        return Ok(None);
+    };
+    let compiled = points::compiled(&said)?;
+    match jit {
+        Jit::Off => ensure!(compiled == 0, "YJIT was on"),
+        Jit::Yjit => ensure!(compiled >= COMPILED, "YJIT has compiled only {compiled}"),
+    }
+    frames::c_methods_have_names(&recording)?;
+    let mut points = points::parse(&said)?;
+    points::relabel(&mut points, frames::LABELS)?;
+    let samples = frames::compare_some(&points, &recording, jit, pace.enough)?;
+    Ok(Some((points.len(), samples)))
+}
