@@ -10,4 +10,5 @@ pub mod machine;
 pub mod rubies;
 pub mod setup;
 pub mod test;
+pub mod vm;
 pub mod workspace;

@@ -1,4 +1,4 @@
-//! What a developer of rbprof runs: `cargo xtask setup | rubies | test | demo`.
+//! What a developer of rbprof runs: `cargo xtask setup | rubies | vm | test | demo`.
 
 use std::process::ExitCode;
 
@@ -11,6 +11,7 @@ use xtask::layouts;
 use xtask::rubies;
 use xtask::setup;
 use xtask::test;
+use xtask::vm;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", about)]
@@ -55,6 +56,10 @@ enum Task {
         /// Which targets [default: all].
         names: Vec<String>,
     },
+    /// Run rbprof in a virtual machine with another kernel or processor.
+    ///
+    /// The exit status is that of the command in it.
+    Vm(vm::Arguments),
     /// Profile a bundled Ruby program for five seconds and show the result.
     Demo,
 }
@@ -68,6 +73,10 @@ fn main() -> ExitCode {
         Task::Test { every_ruby, filter } => test::run(filter.as_deref(), every_ruby),
         Task::Fuzz { seconds, names } => fuzz::run(seconds, &names),
         Task::Demo => demo::run(),
+        Task::Vm(arguments) => match vm::run(&arguments) {
+            Ok(status) => return ExitCode::from(status),
+            Err(error) => Err(error),
+        },
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

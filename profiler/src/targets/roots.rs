@@ -372,12 +372,20 @@ where
         ));
     }
     let relocations = tls::relocations(elf);
-    match tls::access(&relocations, loaded.bias, CURRENT_EC, offset, memory) {
+    let (bias, name) = (loaded.bias, CURRENT_EC);
+    match tls::access(machine, &relocations, bias, name, offset, memory) {
         Access::ThreadOffset(distance) => {
             entry.root = root::TLS_STATIC;
             entry.ec = distance;
             Ok(format!(
                 "{distance:+} from the thread pointer, by its relocation"
+            ))
+        }
+        Access::Descriptor(distance) => {
+            entry.root = root::TLS_STATIC;
+            entry.ec = distance;
+            Ok(format!(
+                "in the static area, {distance:+} from the thread pointer, by its descriptor"
             ))
         }
         Access::Block { module, offset } => {

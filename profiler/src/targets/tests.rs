@@ -272,7 +272,9 @@ fn both_ways_to_a_thread_s_block_lead_to_the_same_context() {
     let offset = symbol.symbol.value;
     let relocations = tls::relocations(&elf);
     let bias = found.image.bias;
-    let access = tls::access(&relocations, bias, b"ruby_current_ec", offset, &memory);
+    let machine = elf.machine();
+    let name = b"ruby_current_ec";
+    let access = tls::access(machine, &relocations, bias, name, offset, &memory);
     let tls::Access::Block { module, offset } = access else {
         panic!("{access:?}")
     };

@@ -76,6 +76,8 @@ impl CLibrary {
 pub enum Access {
     /// At this distance from the thread pointer.
     ThreadOffset(i64),
+    /// The same, as a descriptor says whose resolver only hands its argument on.
+    Descriptor(i64),
     /// At this offset in the block of this module.
     Block {
         /// The module's id.
@@ -90,8 +92,9 @@ pub enum Access {
 }
 
 /// How to reach the variable `name`, at `offset` in the thread-local block of a
-/// shared library loaded with `bias`.
+/// shared library for `machine` that was loaded with `bias`.
 pub fn access<M: TargetMemory>(
+    machine: Machine,
     relocations: &[TlsRelocation],
     bias: u64,
     name: &[u8],
@@ -120,7 +123,54 @@ pub fn access<M: TargetMemory>(
             Some(offset) => Access::ThreadOffset(offset.cast_signed()),
         };
     }
-    Access::Unknown
+    // A descriptor is a resolver and its argument. Several of the block's must
+    // agree where it is.
+    let mut distances = of_kind(TlsKind::Descriptor).filter_map(|relocation| {
+        let in_block = match &relocation.symbol {
+            None => relocation.addend,
+            Some(_) if named(&relocation) => offset.cast_signed().wrapping_add(relocation.addend),
+            // Which of the block's it is, only its symbol tells.
+            Some(_) => return None,
+        };
+        let descriptor = bias.wrapping_add(relocation.slot);
+        let resolver = memory.word(descriptor).ok()?;
+        let argument = memory.word(descriptor.wrapping_add(8)).ok()?;
+        hands_argument_on(machine, resolver, memory)
+            .then(|| argument.cast_signed().wrapping_sub(in_block))
+    });
+    match distances.next() {
+        Some(block) if distances.all(|other| other == block) => {
+            Access::Descriptor(block.wrapping_add_unsigned(offset))
+        }
+        _ => Access::Unknown,
+    }
+}
+
+/// Whether the resolver of a descriptor is the one for blocks in the static area,
+/// whose argument is the distance from the thread pointer: it returns the
+/// argument, and does nothing else. (`_dl_tlsdesc_return` of glibc,
+/// `__tlsdesc_static` of musl.) The others' argument is a pointer, or the
+/// relocation that has yet to be done.
+fn hands_argument_on<M: TargetMemory>(machine: Machine, resolver: u64, memory: &M) -> bool {
+    let mut code = [0; 16];
+    for (at, bytes) in (0..).step_by(8).zip(code.chunks_exact_mut(8)) {
+        match memory.word(resolver.wrapping_add(at)) {
+            Ok(word) => bytes.copy_from_slice(&word.to_le_bytes()),
+            Err(_) => return false,
+        }
+    }
+    // A place that may be jumped to, where such are marked; load; return.
+    let (mark, body): (&[u8], &[u8]) = match machine {
+        // endbr64; mov 8(%rax),%rax; ret
+        Machine::X86_64 => (&[0xf3, 0x0f, 0x1e, 0xfa], &[0x48, 0x8b, 0x40, 0x08, 0xc3]),
+        // bti c; ldr x0, [x0, #8]; ret
+        Machine::Aarch64 => (
+            &[0x5f, 0x24, 0x03, 0xd5],
+            &[0x00, 0x04, 0x40, 0xf9, 0xc0, 0x03, 0x5f, 0xd6],
+        ),
+        Machine::Other(_) => return false,
+    };
+    code.strip_prefix(mark).unwrap_or(&code).starts_with(body)
 }
 
 /// The distance from the thread pointer to the variable at `offset` in the
@@ -324,7 +374,7 @@ mod tests {
         let descriptor = relocation(TlsKind::Descriptor, 0x50, Some(b"v"));
         let reach = |relocations: &[&TlsRelocation], memory: &Words| {
             let relocations: Vec<_> = relocations.iter().copied().cloned().collect();
-            access(&relocations, 0x1000, b"v", 8, memory)
+            access(Machine::X86_64, &relocations, 0x1000, b"v", 8, memory)
         };
         let block = |module| Access::Block { module, offset: 8 };
         assert_eq!(reach(&[&other, &module, &own], &memory), block(3));
@@ -336,6 +386,61 @@ mod tests {
         assert_eq!(reach(&[&other, &descriptor], &memory), Access::Unknown);
         memory.0.insert(0x1010, 0);
         assert_eq!(reach(&[&own], &memory), Access::NotLoaded);
+    }
+
+    #[test]
+    fn a_descriptor_is_believed_if_its_resolver_only_hands_its_argument_on() {
+        const RESOLVER: u64 = 0x9000;
+        let word = |code: &[u8]| u64::from_le_bytes(code.try_into().unwrap());
+        let descriptor = |slot, symbol: Option<&[u8]>, addend| TlsRelocation {
+            kind: TlsKind::Descriptor,
+            slot,
+            symbol: symbol.map(<[u8]>::to_vec),
+            addend,
+        };
+        let of_own = [descriptor(0x10, Some(b"v"), 0)];
+        let of_block = [descriptor(0x10, None, 16), descriptor(0x20, None, 24)];
+        let of_others = [descriptor(0x10, Some(b"w"), 0)];
+        let arm_load = [0x00, 0x04, 0x40, 0xf9, 0xc0, 0x03, 0x5f, 0xd6];
+        let mut memory = Words(
+            [
+                (0x1010, RESOLVER),
+                (0x1018, 0x70),
+                (0x1020, RESOLVER),
+                (0x1028, 0x78),
+                (RESOLVER, word(&arm_load)),
+                (RESOLVER + 8, 0),
+            ]
+            .into(),
+        );
+        let reach = |machine, relocations: &[TlsRelocation], memory: &Words| {
+            access(machine, relocations, 0x1000, b"v", 8, memory)
+        };
+        let arm = |relocations: &[TlsRelocation], memory: &Words| {
+            reach(Machine::Aarch64, relocations, memory)
+        };
+        assert_eq!(arm(&of_own, &memory), Access::Descriptor(0x70));
+        assert_eq!(arm(&of_block, &memory), Access::Descriptor(0x68));
+        assert_eq!(arm(&of_others, &memory), Access::Unknown);
+        // Two that do not agree where the block is.
+        memory.0.insert(0x1028, 0x70);
+        assert_eq!(arm(&of_block, &memory), Access::Unknown);
+        // With the mark for jumps; then another instruction.
+        let marked = [0x5f, 0x24, 0x03, 0xd5, 0x00, 0x04, 0x40, 0xf9];
+        memory.0.insert(RESOLVER, word(&marked));
+        assert_eq!(arm(&of_own, &memory), Access::Unknown);
+        memory.0.insert(RESOLVER + 8, 0xd65f_03c0);
+        assert_eq!(arm(&of_own, &memory), Access::Descriptor(0x70));
+        memory.0.insert(RESOLVER, word(&marked) ^ 1 << 40);
+        assert_eq!(arm(&of_own, &memory), Access::Unknown);
+        // x86-64's.
+        let x86_load = [0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x8b, 0x40, 0x08];
+        memory.0.insert(RESOLVER, word(&x86_load));
+        memory.0.insert(RESOLVER + 8, 0xc3);
+        let x86 = |memory: &Words| reach(Machine::X86_64, &of_own, memory);
+        assert_eq!(x86(&memory), Access::Descriptor(0x70));
+        memory.0.remove(&(RESOLVER + 8));
+        assert_eq!(x86(&memory), Access::Unknown);
     }
 
     #[test]

@@ -132,7 +132,7 @@ pub(super) fn tarball(source: &Tree) -> Result<PathBuf> {
 }
 
 fn download(source: &Tree, place: &Path) -> Result<()> {
-    let apt = PrivateApt::new(Kind::Source, source.suite, &place.join("apt"))?;
+    let apt = PrivateApt::new(Kind::Source, source.suite, None, &place.join("apt"))?;
     let full = apt.version(source.package, source.version)?;
     let mut get = apt.command("apt-get");
     get.current_dir(place)
@@ -142,23 +142,23 @@ fn download(source: &Tree, place: &Path) -> Result<()> {
     std::fs::remove_dir_all(place.join("apt")).context("removing apt's lists")
 }
 
-/// A folder with the files of a binary package for this machine, without those
-/// that it depends on, from the cache or the mirror.
-pub(super) fn unpacked(package: &str, version: &str, suite: &str) -> Result<PathBuf> {
+/// A folder with the files of a binary package, without those that it depends on,
+/// from the cache or the mirror. `architecture` is another machine's, as Debian
+/// calls it.
+pub(super) fn unpacked(
+    package: &str,
+    version: &str,
+    suite: &str,
+    architecture: Option<&str>,
+) -> Result<PathBuf> {
+    let of_machine = architecture.map_or_else(String::new, |name| format!("-{name}"));
     let entry = cache::dir()?
         .join("packages")
-        .join(format!("{package}-{version}-{suite}"));
+        .join(format!("{package}-{version}-{suite}{of_machine}"));
     cache::entry(&entry, |place| {
-        let apt = PrivateApt::new(Kind::Binary, suite, &place.join("apt"))?;
+        let apt = PrivateApt::new(Kind::Binary, suite, architecture, &place.join("apt"))?;
         let full = apt.version(package, version)?;
-        let mut get = apt.command("apt-get");
-        get.current_dir(place)
-            .arg("download")
-            .arg(format!("{package}={full}"));
-        cmd::output(&mut get)?;
-        let file = only_file(place, ".deb")?;
-        let mut unpack = Command::new("dpkg-deb");
-        cmd::output(unpack.arg("--extract").arg(&file).arg(place.join("files")))?;
+        apt.unpack(&format!("{package}={full}"), place, &place.join("files"))?;
         std::fs::remove_dir_all(place.join("apt")).context("removing apt's lists")
     })?;
     Ok(entry.join("files"))
@@ -179,20 +179,26 @@ fn only_file(dir: &Path, part: &str) -> Result<PathBuf> {
 
 /// What packages apt is to know of.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Source,
     Binary,
 }
 
 /// apt with one suite and a state of its own: nothing on the machine changes, and
 /// no root is needed.
-struct PrivateApt {
+pub(crate) struct PrivateApt {
     config: PathBuf,
     kind: Kind,
 }
 
 impl PrivateApt {
-    fn new(kind: Kind, suite: &str, dir: &Path) -> Result<Self> {
+    /// `architecture` is another machine's, as Debian calls it.
+    pub(crate) fn new(
+        kind: Kind,
+        suite: &str,
+        architecture: Option<&str>,
+        dir: &Path,
+    ) -> Result<Self> {
         for part in ["state/lists/partial", "cache/archives/partial"] {
             cache::create_dir(&dir.join(part))?;
         }
@@ -209,8 +215,12 @@ impl PrivateApt {
         std::fs::write(&sources, line).with_context(|| format!("writing {}", sources.display()))?;
         let config = dir.join("apt.conf");
         let dir = dir.display();
+        let machine = architecture.map_or_else(String::new, |name| {
+            format!("APT::Architecture \"{name}\";\nAPT::Architectures {{ \"{name}\"; }};\n")
+        });
         let text = format!(
-            "Dir::Etc::SourceList \"{dir}/sources.list\";\n\
+            "{machine}\
+             Dir::Etc::SourceList \"{dir}/sources.list\";\n\
              Dir::Etc::SourceParts \"/dev/null\";\n\
              Dir::State \"{dir}/state\";\n\
              Dir::Cache \"{dir}/cache\";\n\
@@ -221,6 +231,26 @@ impl PrivateApt {
         let apt = Self { config, kind };
         cmd::output(apt.command("apt-get").args(["--error-on=any", "update"]))?;
         Ok(apt)
+    }
+
+    /// Downloads a package (in apt's notation) into `place` and unpacks its files
+    /// into `into`.
+    pub(crate) fn unpack(&self, package: &str, place: &Path, into: &Path) -> Result<()> {
+        let mut get = self.command("apt-get");
+        get.current_dir(place).arg("download").arg(package);
+        cmd::output(&mut get)?;
+        let file = only_file(place, ".deb")?;
+        let mut unpack = Command::new("dpkg-deb");
+        cmd::output(unpack.arg("--extract").arg(&file).arg(into))?;
+        std::fs::remove_file(&file).with_context(|| format!("removing {}", file.display()))
+    }
+
+    /// The packages that `package`, in its newest version, depends on, without
+    /// the versions that they must have.
+    pub(crate) fn dependencies(&self, package: &str) -> Result<Vec<String>> {
+        let mut show = self.command("apt-cache");
+        let text = cmd::output(show.args(["show", "--no-all-versions", package]))?;
+        Ok(dependencies_in(&text))
     }
 
     fn command(&self, program: &str) -> Command {
@@ -249,6 +279,16 @@ impl PrivateApt {
             ),
         }
     }
+}
+
+/// What the paragraph of a package in apt's lists says that it depends on.
+fn dependencies_in(paragraph: &str) -> Vec<String> {
+    let lines = paragraph
+        .lines()
+        .filter_map(|line| line.strip_prefix("Depends: "));
+    let each = lines.flat_map(|line| line.split([',', '|']));
+    let names = each.filter_map(|one| one.split_whitespace().next());
+    names.map(str::to_owned).collect()
 }
 
 /// The first of `versions`, such as `3.3.8-2`, that packages `upstream`.
@@ -318,6 +358,14 @@ mod tests {
             debian_address("Vendor\tVendor\thttp://a.example/apt/\n"),
             None
         );
+    }
+
+    #[test]
+    fn dependencies_are_named_without_versions() {
+        let paragraph =
+            "Package: a\nPre-Depends: z\nDepends: b (= 1.2-1), c | d (>= 3), e\nRecommends: f\n";
+        assert_eq!(dependencies_in(paragraph), ["b", "c", "d", "e"]);
+        assert!(dependencies_in("Package: a\n").is_empty());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use anyhow::bail;
 
 use super::debian;
 use super::entry;
+use super::foreign::Foreign;
 use super::recipes::Libc;
 use super::recipes::Origin;
 use super::recipes::Packages;
@@ -110,22 +111,70 @@ pub(super) fn find(recipe: &Recipe) -> Result<Extension> {
 /// Builds it if it is not there.
 pub(super) fn provide(recipe: &Recipe) -> Result<()> {
     let place = Place::of(recipe)?.on_host();
+    build(recipe.name, &place, compiler(recipe), || {
+        match &recipe.origin {
+            Origin::Packages(packages) => debian_headers(packages, recipe.version, None),
+            Origin::Built(built) => {
+                let installation = folder(built.variant, built.stripped);
+                Ok(entry(recipe)?.join(installation).join("include"))
+            }
+        }
+    })
+}
+
+/// Builds it for a Ruby of another machine, if it is not there.
+pub(super) fn provide_foreign(foreign: &Foreign) -> Result<()> {
+    let place = foreign_folder(foreign)?;
+    build(foreign.name, &place, foreign_compiler(), || {
+        debian_headers(
+            &foreign.packages,
+            foreign.version,
+            Some(foreign.architecture),
+        )
+    })
+}
+
+/// The folder of the extension, as this machine sees it. It need not be there yet.
+pub(super) fn host_folder(recipe: &Recipe) -> Result<PathBuf> {
+    Ok(Place::of(recipe)?.on_host())
+}
+
+/// The folder of the extension for a Ruby of another machine, as this machine
+/// sees it. It need not be there yet.
+pub(super) fn foreign_folder(foreign: &Foreign) -> Result<PathBuf> {
+    let key = key(&source()?, foreign_compiler().cc, FLAGS);
+    Ok(foreign.root()?.join(ADDED).join(format!("burn-{key}")))
+}
+
+fn build(
+    name: &str,
+    place: &Path,
+    compiler: Compiler,
+    headers: impl FnOnce() -> Result<PathBuf>,
+) -> Result<()> {
     if place.exists() {
         return Ok(());
     }
-    let headers = match &recipe.origin {
-        Origin::Packages(packages) => debian_headers(packages, recipe.version)?,
-        Origin::Built(built) => {
-            let installation = folder(built.variant, built.stripped);
-            entry(recipe)?.join(installation).join("include")
-        }
-    };
-    cache::entry(&place, |new| {
-        compile(new, compiler(recipe), &include_folders(&headers)?)
+    let headers = headers()?;
+    cache::entry(place, |new| {
+        compile(new, compiler, &include_folders(&headers)?)
     })
-    .with_context(|| format!("building the extension for {}", recipe.name))?;
-    println!("  {}: extension built ({})", recipe.name, place.display());
+    .with_context(|| format!("building the extension for {name}"))?;
+    println!("  {name}: extension built ({})", place.display());
     Ok(())
+}
+
+/// Its source.
+fn source() -> Result<String> {
+    let source = workspace::root().join(SOURCE);
+    std::fs::read_to_string(&source).with_context(|| format!("reading {}", source.display()))
+}
+
+/// What compiles it.
+#[derive(Clone, Copy)]
+struct Compiler {
+    cc: &'static str,
+    strip: &'static str,
 }
 
 /// Where it is, or will be.
@@ -138,11 +187,8 @@ struct Place {
 
 impl Place {
     fn of(recipe: &Recipe) -> Result<Self> {
-        let source = workspace::root().join(SOURCE);
-        let source = std::fs::read_to_string(&source)
-            .with_context(|| format!("reading {}", source.display()))?;
         // The Ruby's own recipe is part of the place around it.
-        let key = key(&source, compiler(recipe), FLAGS);
+        let key = key(&source()?, compiler(recipe).cc, FLAGS);
         let name = format!("burn-{key}");
         let entry = entry(recipe)?;
         Ok(match recipe.origin {
@@ -170,20 +216,29 @@ fn key(source: &str, compiler: &str, flags: &[&str]) -> String {
     cache::sha256(text.as_bytes()).chars().take(12).collect()
 }
 
-const fn compiler(recipe: &Recipe) -> &'static str {
-    match &recipe.origin {
+const fn compiler(recipe: &Recipe) -> Compiler {
+    let cc = match &recipe.origin {
         Origin::Packages(_) => "cc",
         Origin::Built(built) => match built.tree.libc {
             Libc::Glibc => "cc",
             Libc::Musl => "musl-gcc",
         },
+    };
+    Compiler { cc, strip: "strip" }
+}
+
+/// All foreign Rubies are of one architecture.
+const fn foreign_compiler() -> Compiler {
+    Compiler {
+        cc: "aarch64-linux-gnu-gcc",
+        strip: "aarch64-linux-gnu-strip",
     }
 }
 
-fn compile(place: &Path, compiler: &str, include: &[PathBuf]) -> Result<()> {
+fn compile(place: &Path, compiler: Compiler, include: &[PathBuf]) -> Result<()> {
     let log = place.join("build.log");
     let (whole, stripped) = (place.join(FILE), place.join(STRIPPED));
-    let mut cc = Command::new(compiler);
+    let mut cc = Command::new(compiler.cc);
     // Debug information names the source from the root of the source tree, which
     // may lie elsewhere when the extension is used.
     let tree = workspace::root();
@@ -196,7 +251,7 @@ fn compile(place: &Path, compiler: &str, include: &[PathBuf]) -> Result<()> {
     cc.arg("-o").arg(&whole).arg(SOURCE);
     cmd::logged(&mut cc, &log)?;
     cache::create_dir(&stripped)?;
-    let mut strip = Command::new("strip");
+    let mut strip = Command::new(compiler.strip);
     strip
         .args(["--strip-all", "-o"])
         .arg(stripped.join(FILE))
@@ -205,13 +260,17 @@ fn compile(place: &Path, compiler: &str, include: &[PathBuf]) -> Result<()> {
 }
 
 /// The folder `usr/include` with the headers of Debian's Ruby.
-fn debian_headers(packages: &Packages, version: &str) -> Result<PathBuf> {
+fn debian_headers(
+    packages: &Packages,
+    version: &str,
+    architecture: Option<&str>,
+) -> Result<PathBuf> {
     // Binary packages of one source have one version.
     let series = version
         .rsplit_once('.')
         .map_or(version, |(series, _)| series);
     let suite = packages.suites.last().context("a Ruby is of some suite")?;
-    let unpacked = debian::unpacked(&format!("ruby{series}-dev"), version, suite)?;
+    let unpacked = debian::unpacked(&format!("ruby{series}-dev"), version, suite, architecture)?;
     Ok(unpacked.join("usr/include"))
 }
 

@@ -1,4 +1,4 @@
-//! Rubies of another machine: files to read, which nothing here can start.
+//! Rubies of another machine: files to read here, and to run in a virtual machine.
 
 use std::path::PathBuf;
 
@@ -8,6 +8,7 @@ use anyhow::bail;
 
 use super::RECIPE_FILE;
 use super::debian;
+use super::extension;
 use super::recipes::Packages;
 use crate::cache;
 
@@ -18,9 +19,11 @@ pub struct Foreign {
     pub name: &'static str,
     /// What the interpreter calls `RUBY_VERSION`.
     pub version: &'static str,
+    /// The recipe for this machine that is like it.
+    pub native_name: &'static str,
     /// What Debian calls the machine.
-    architecture: &'static str,
-    packages: Packages,
+    pub(super) architecture: &'static str,
+    pub(super) packages: Packages,
     /// The file that holds the interpreter, in the root file system.
     library: &'static str,
 }
@@ -30,11 +33,12 @@ macro_rules! arm64 {
         Foreign {
             name: concat!("debian-", $version, "-arm64"),
             version: $version,
+            native_name: concat!("debian-", $version),
             architecture: "arm64",
             packages: Packages {
                 suites: $suites,
-                include: &[$package],
-                ruby: "",
+                include: &[$package, "coreutils", "dash"],
+                ruby: concat!("/usr/bin/ruby", $series),
             },
             library: concat!(
                 "usr/lib/aarch64-linux-gnu/libruby-",
@@ -48,14 +52,14 @@ macro_rules! arm64 {
 
 /// All there are; the tests need them all.
 pub const FOREIGN: &[Foreign] = &[
-    arm64!("2.7.4", "2.7", &["bullseye"], "libruby2.7"),
-    arm64!("3.1.2", "3.1", &["bookworm"], "libruby3.1"),
-    arm64!("3.3.8", "3.3", &["trixie"], "libruby3.3"),
+    arm64!("2.7.4", "2.7", &["bullseye"], "ruby2.7"),
+    arm64!("3.1.2", "3.1", &["bookworm"], "ruby3.1"),
+    arm64!("3.3.8", "3.3", &["trixie"], "ruby3.3"),
     arm64!(
         "3.4.11",
         "3.4",
         &["sid", "experimental"],
-        "libruby3.4/experimental"
+        "ruby3.4/experimental"
     ),
 ];
 
@@ -65,7 +69,7 @@ impl Foreign {
     /// # Errors
     /// If it has not been provided yet.
     pub fn library(&self) -> Result<PathBuf> {
-        let library = debian::root(&self.entry()?).join(self.library);
+        let library = self.root()?.join(self.library);
         if !library.exists() {
             bail!(
                 "Ruby {} is not there: run `cargo xtask rubies {}`",
@@ -79,7 +83,7 @@ impl Foreign {
     /// One line for a person.
     pub(super) fn about(&self) -> String {
         format!(
-            "files of Debian {} for {}, to be read only",
+            "root file system of Debian {} for {}, for virtual machines",
             self.packages.suites.join(" and "),
             self.architecture
         )
@@ -94,14 +98,24 @@ impl Foreign {
             .join(format!("{}-{short}", self.name)))
     }
 
+    /// The root file system. It need not be there yet.
+    pub(super) fn root(&self) -> Result<PathBuf> {
+        Ok(debian::root(&self.entry()?))
+    }
+
     fn text(&self) -> String {
         // Raise this when the code that follows it changes the result.
         const REVISION: u32 = 1;
         format!("revision {REVISION}\n{self:#?}\n")
     }
 
-    /// Fetches its files, if they are not there.
+    /// Fetches its files and builds the extension for it, if they are not there.
     pub(super) fn provide(&self) -> Result<()> {
+        self.fetch()?;
+        extension::provide_foreign(self)
+    }
+
+    fn fetch(&self) -> Result<()> {
         let entry = self.entry()?;
         if entry.exists() {
             println!("  {}: already there ({})", self.name, entry.display());

@@ -5,10 +5,11 @@
 //! [`Installed::script`].
 
 mod chroot;
-mod debian;
+pub(crate) mod debian;
 mod edits;
 pub mod extension;
 pub mod foreign;
+pub mod guests;
 pub mod rails;
 mod recipes;
 mod source;

@@ -4,6 +4,7 @@
 pub mod bpf_linker;
 pub mod packages;
 pub mod rust_src;
+pub mod targets;
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Instant;
@@ -38,6 +39,11 @@ pub fn run() -> Result<()> {
             println!("missing, to be installed by you:");
             println!("  {}", rust_src::install_line()?);
         }
+        let targets = targets::missing()?;
+        if !targets.is_empty() {
+            println!("missing, to be installed by you:");
+            println!("  {}", targets::install_line(&targets)?);
+        }
         if bpf_linker::found().is_none() {
             println!("missing, to be installed by you, after the packages:");
             println!("  {}", bpf_linker::INSTALL_LINE);
@@ -49,6 +55,7 @@ pub fn run() -> Result<()> {
     }
     step("Debian packages", || packages::install(&missing))?;
     step("rust-src", rust_src::provide)?;
+    step("targets", targets::provide)?;
     step("bpf-linker", bpf_linker::provide)
 }
 

@@ -62,6 +62,11 @@ const PACKAGES: &[Package] = &[
     // Containers: the tests start an engine of their own.
     program("dockerd", "docker.io"),
     program("docker", CLIENT_OF_ITS_OWN),
+    // Virtual machines, and what is built for those that are arm64.
+    program("qemu-system-x86_64", "qemu-system-x86"),
+    program("qemu-system-aarch64", "qemu-system-arm"),
+    program("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+    package("libc6-dev-arm64-cross"),
     // The demo.
     program("ruby", "ruby"),
     // Foreign readers of our output: `go tool pprof` and npm's `pprof-format`.
