@@ -38,6 +38,7 @@ impl Target {
     /// If it cannot be started.
     pub fn start(command: &mut Command) -> Result<Self> {
         let mut child = command
+            .env("CALIBRATIONS", rig::calibrations().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

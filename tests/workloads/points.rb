@@ -26,17 +26,25 @@ module Points
     Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond)
   end
 
-  # How often `i += 1 while i < $spin` goes round in the time for a point.
+  # How often `i += 1 while i < $spin` goes round in the time for a point. On an
+  # emulated machine, time that it was not given counts as spent: `CALIBRATIONS`
+  # says of how many attempts the best counts.
   def self.calibrate
     $spin = 100_000
-    loop do
-      before = cpu
-      i = 0
-      i += 1 while i < $spin
-      spent = cpu - before
-      return $spin * SPIN_NS / spent if spent > 20_000_000
+    best = rounds_take
+    while best <= 20_000_000
       $spin *= 2
+      best = rounds_take
     end
+    (Integer(ENV.fetch("CALIBRATIONS", "1")) - 1).times { best = [best, rounds_take].min }
+    $spin * SPIN_NS / best
+  end
+
+  def self.rounds_take
+    before = cpu
+    i = 0
+    i += 1 while i < $spin
+    cpu - before
   end
 
   # What the kernel calls this thread.

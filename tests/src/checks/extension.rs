@@ -73,7 +73,7 @@ impl Pace {
         frequency: 149,
         cpu_ms: 4_000,
         slice_ms: 200,
-        points: 0.08,
+        points: 0.10,
         on_the_way: 0.05,
         native: &[NativeFrames::Extensions, NativeFrames::All],
     };

@@ -33,8 +33,8 @@ impl Pace {
     };
     /// Of emulated machines: 6 ticks in each of 100 points.
     pub const EMULATED: Self = Self {
-        frequency: 149,
-        spin_ms: "40",
+        frequency: 97,
+        spin_ms: "60",
         enough: 2,
     };
 }
