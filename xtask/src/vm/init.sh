@@ -2,6 +2,7 @@
 # The first process of a virtual machine: mounts what a system has, runs the
 # command, says how it ended, and switches the machine off.
 export PATH=/bin HOME=/root TERM=vt102
+export RBPROF_WORKLOADS=/workloads RBPROF_REQUIRE_ALL=1
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
