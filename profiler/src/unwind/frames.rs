@@ -107,6 +107,23 @@ pub(super) fn compile<'a, S: UnwindSection<Bytes<'a>>>(
     true
 }
 
+/// What was recognized of a file that describes nothing.
+pub(super) fn put_recognized(recognized: &[Recognized], builder: &mut Builder) {
+    let mut sorted = recognized.to_vec();
+    sorted.sort_by_key(|it| it.start);
+    let mut at = 0;
+    for it in sorted {
+        let start = it.start.max(at);
+        if start >= it.end {
+            continue;
+        }
+        at = it.end;
+        builder.statistics.recognized = builder.statistics.recognized.saturating_add(1);
+        builder.put(start, it.end, it.rule);
+        builder.end(it.end);
+    }
+}
+
 /// The functions that a section describes.
 fn functions<'a, S: UnwindSection<Bytes<'a>>>(
     section: &S,

@@ -13,9 +13,11 @@
 //! | `builder` | rules by address, to rows by page |
 //! | [`store`] | tables in place, for the walk |
 //! | `recognized` | code that nothing describes and that is known all the same |
+//! | `leaves` | the part of that which keeps its return address in a register |
 
 mod builder;
 mod frames;
+mod leaves;
 mod recognized;
 mod rules;
 pub mod store;
@@ -249,7 +251,11 @@ pub fn compile<'data, R: ReadRef<'data>>(
         );
     }
     if !compiled {
-        return Err(UnwindError::NoFunctions);
+        // The arm64 vDSO. An entry point alone is no table.
+        if recognized.iter().all(|it| it.rule == Rule::END) {
+            return Err(UnwindError::NoFunctions);
+        }
+        frames::put_recognized(&recognized, &mut builder);
     }
     Ok(builder.finish())
 }

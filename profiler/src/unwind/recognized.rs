@@ -11,6 +11,7 @@
 //!   that starts many is often seen there. In the new thread, the rule reads the
 //!   lowest word of its thread-local block, which is 0 unless all of glibc's
 //!   reserve there is used up: no caller.
+//! - What is in `leaves`, on arm64.
 
 use memchr::memmem;
 use object::read::ReadRef;
@@ -20,6 +21,8 @@ use rbprof_common::unwind::saved;
 
 use crate::targets::elf::Elf;
 use crate::targets::elf::Machine;
+
+use super::leaves;
 
 /// `mov $15, %rax; syscall`, as assemblers encode it in full and in short.
 const X86_64: [&[u8]; 2] = [
@@ -83,8 +86,19 @@ pub(super) fn find<'data, R: ReadRef<'data>>(
             }
         }
     }
+    if elf.machine() == Machine::Aarch64 {
+        for &(start, end) in text {
+            if let Ok(code) = elf.bytes(start, end.saturating_sub(start)) {
+                found.extend(leaves::stubs(start, code));
+            }
+        }
+        found.extend(leaves::of_vdso(elf));
+    }
+    // Where linkers put nothing, or the first function of a library.
     let entry = elf.entry();
-    let is_in = |&(start, end): &(u64, u64)| (start..end).contains(&entry);
+    let is_in = |&(start, end): &(u64, u64)| {
+        (start..end).contains(&entry) && !found.iter().any(|it: &Recognized| it.start == entry)
+    };
     if let Some((_, end)) = text.iter().copied().find(is_in) {
         found.push(Recognized {
             start: entry,

@@ -223,6 +223,65 @@ fn the_start_and_the_signals_of_musl_are_recognized() {
     assert_eq!(table.statistics().recognized, 2);
 }
 
+/// Like the arm64 vDSO, where the first function is a leaf and the second is not.
+const VDSO: &str = r#"
+    .arch armv8.3-a
+    .globl __kernel_clock_gettime, __kernel_getrandom
+    .type __kernel_clock_gettime, @function
+    .type __kernel_getrandom, @function
+    __kernel_clock_gettime:
+        cmp w0, #15
+        mrs x2, cntvct_el0
+        stp x2, x2, [x1]
+        ret
+    .size __kernel_clock_gettime, . - __kernel_clock_gettime
+    __kernel_getrandom:
+        stp x29, x30, [sp, #-32]!
+        ldp x29, x30, [sp], #32
+        ret
+    .size __kernel_getrandom, . - __kernel_getrandom
+        nop
+    .globl __kernel_rt_sigreturn
+    __kernel_rt_sigreturn:
+        mov x8, #139
+        svc #0
+"#;
+
+#[test]
+fn leaves_and_signals_of_the_arm64_vdso_are_recognized() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, file) = (dir.path().join("vdso.s"), dir.path().join("vdso.so"));
+    std::fs::write(&source, VDSO).unwrap();
+    let status = Command::new("aarch64-linux-gnu-gcc")
+        .args([
+            "-nostdlib",
+            "-shared",
+            "-Wl,-e,__kernel_clock_gettime",
+            "-o",
+        ])
+        .args([&file, &source])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let data = std::fs::read(file).unwrap();
+    let table = compiled(&data);
+    let elf = Elf::parse(data.as_slice()).unwrap();
+    let of = |name: &str| elf.dynamic_symbol(name.as_bytes()).unwrap().unwrap().value;
+    let leaf = of("__kernel_clock_gettime");
+    for address in [leaf, leaf + 12] {
+        let rule = table.rule(address);
+        assert_eq!((rule.cfa, rule.cfa_offset), (cfa::SP, 0));
+        assert_eq!((rule.ra, rule.fp), (saved::SAME, saved::SAME));
+    }
+    let other = of("__kernel_getrandom");
+    for address in [other, other + 4, other + 8] {
+        assert_eq!(table.rule(address), Rule::UNKNOWN);
+    }
+    let trampoline = of("__kernel_rt_sigreturn");
+    assert_eq!(table.rule(trampoline), Rule::SIGNAL_AARCH64);
+    assert_eq!(table.statistics().recognized, 2);
+}
+
 #[test]
 fn a_file_that_describes_nothing_has_no_table() {
     let mut data = std::fs::read("/proc/self/exe").unwrap();

@@ -57,9 +57,17 @@ fn fetch(machine: &Machine, place: &Path) -> Result<()> {
         only(&apt.dependencies(&image)?, "linux-binary-").unwrap_or_else(|_| image.clone());
     let files = place.join("files");
     apt.unpack(&binary, place, &files)?;
-    let file = files.join(format!("boot/vmlinuz-{release}"));
+    // Since 7.x it lies beside its modules.
+    let file = [
+        format!("boot/vmlinuz-{release}"),
+        format!("usr/lib/modules/{release}/vmlinuz"),
+    ]
+    .iter()
+    .map(|file| files.join(file))
+    .find(|file| file.exists())
+    .with_context(|| format!("no kernel in {binary}"))?;
     std::fs::copy(&file, place.join(FILE))
-        .with_context(|| format!("{binary} has no {}", file.display()))?;
+        .with_context(|| format!("copying {}", file.display()))?;
     std::fs::write(place.join(RELEASE), release)?;
     for folder in [files, lists] {
         std::fs::remove_dir_all(&folder)
