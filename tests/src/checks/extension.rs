@@ -274,7 +274,8 @@ impl Found {
             ensure!(self.count(part) > 0, "no sample of {part}: {self:#?}");
         }
         let others = self.all - self.known();
-        eprintln!("  {others} of {} on their way", self.all);
+        let some: Vec<_> = self.others.iter().take(3).collect();
+        eprintln!("  {others} of {} on their way, such as {some:?}", self.all);
         ensure!(
             others as f64 <= allowed * self.all as f64,
             "{others} of {} samples are in no chain, such as {:#?}",
