@@ -62,6 +62,17 @@ pub fn calibrations() -> u32 {
     }
 }
 
+/// How long a command that records a program is left alone with it at first. It
+/// reads the files of the program meanwhile, which takes a moment on real machines
+/// and seconds on emulated ones; until then, native frames are missing.
+#[must_use]
+pub fn head_start() -> Duration {
+    match EMULATED.get() {
+        Some(()) => Duration::from_secs(3),
+        None => Duration::ZERO,
+    }
+}
+
 /// Says why a test does nothing, or makes an error of it.
 ///
 /// # Errors

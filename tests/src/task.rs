@@ -150,6 +150,7 @@ impl<'a> Task<'a> {
         for (_, recording, _) in &recordings {
             rig::wait_until_recording(recording.0.id())?;
         }
+        std::thread::sleep(rig::head_start());
         target.go_on()?;
         let said = target.wait_for("finished")?;
         let mut profiles = Vec::new();
@@ -178,6 +179,14 @@ impl Run {
     /// # Errors
     /// If more are or may be so than [`IN_DOUBT`] of all.
     pub fn is_beyond_doubt(&self) -> Result<()> {
+        self.has_few_doubts(IN_DOUBT)
+    }
+
+    /// The same with another share.
+    ///
+    /// # Errors
+    /// If more are or may be so than that share.
+    pub fn has_few_doubts(&self, allowed: f64) -> Result<()> {
         for (view, profile) in &self.profiles {
             let all: u64 = profile.samples.iter().map(|sample| sample.count).sum();
             for what in DOUBTS {
@@ -191,7 +200,7 @@ impl Run {
                     eprintln!("{:?}: {what}: {count} of {all}", view.native);
                 }
                 ensure!(
-                    count as f64 <= IN_DOUBT * all as f64,
+                    count as f64 <= allowed * all as f64,
                     "{:?}: {what}: {count} of {all}",
                     view.native
                 );

@@ -1,8 +1,11 @@
 # frozen_string_literal: true
 
-# Stacks of every shape that Ruby has, each held for a moment. See points.rb.
+# Stacks of every shape that Ruby has, each held for a moment. See points.rb. With
+# `NO_COLLECTOR` set, no garbage is collected meanwhile.
 
 require_relative "points"
+
+GC.disable if ENV["NO_COLLECTOR"]
 
 at_exit do
   Points.at("at_exit"); i = 0; i += 1 while i < $spin; Points.done

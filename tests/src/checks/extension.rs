@@ -49,6 +49,8 @@ pub struct Pace {
     pub points: f64,
     /// Largest share of samples that are on their way from one chain to another.
     pub on_the_way: f64,
+    /// Largest share of stacks that are cut or in doubt.
+    pub in_doubt: f64,
     /// What is recorded, each by a command of its own.
     pub native: &'static [NativeFrames],
 }
@@ -62,6 +64,7 @@ impl Pace {
         slice_ms: SLICE_MS,
         points: 0.02,
         on_the_way: ON_THE_WAY,
+        in_doubt: IN_DOUBT,
         native: &[
             NativeFrames::Extensions,
             NativeFrames::All,
@@ -74,7 +77,8 @@ impl Pace {
         cpu_ms: 4_000,
         slice_ms: 200,
         points: 0.10,
-        on_the_way: 0.05,
+        on_the_way: 0.08,
+        in_doubt: 0.02,
         native: &[NativeFrames::Extensions, NativeFrames::All],
     };
 }
@@ -142,7 +146,7 @@ pub fn shares_are_right(bench: &Bench<'_>, jit: Jit, pace: Pace) -> Result<u64> 
     };
     let name = bench.ruby.name;
     let run = task.run()?;
-    run.is_beyond_doubt()?;
+    run.has_few_doubts(pace.in_doubt)?;
     let mut fewest = u64::MAX;
     let parts = parts();
     let on_the_way = if name == MUSL {
@@ -274,7 +278,8 @@ impl Found {
             ensure!(self.count(part) > 0, "no sample of {part}: {self:#?}");
         }
         let others = self.all - self.known();
-        eprintln!("  {others} of {} on their way", self.all);
+        let some: Vec<_> = self.others.iter().take(3).collect();
+        eprintln!("  {others} of {} on their way, such as {some:?}", self.all);
         ensure!(
             others as f64 <= allowed * self.all as f64,
             "{others} of {} samples are in no chain, such as {:#?}",

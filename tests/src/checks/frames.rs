@@ -8,6 +8,7 @@ use xtask::rubies::Installed;
 use crate::frames;
 use crate::frames::Jit;
 use crate::points;
+use crate::rig;
 
 /// Methods and blocks of `frames.rb` and `points.rb` that YJIT must have
 /// compiled at least: there are about 200.
@@ -22,6 +23,10 @@ pub struct Pace {
     pub spin_ms: &'static str,
     /// Samples that each point must have at least.
     pub enough: u64,
+    /// Whether Ruby collects its garbage. Names that the collector may have got
+    /// hold of before they were read are withheld, which on a slow machine may be
+    /// those of whole points.
+    pub collector: bool,
 }
 
 impl Pace {
@@ -30,12 +35,14 @@ impl Pace {
         frequency: frames::FREQUENCY,
         spin_ms: frames::SPIN_MS,
         enough: frames::ENOUGH,
+        collector: true,
     };
     /// Of emulated machines: 6 ticks in each of 100 points.
     pub const EMULATED: Self = Self {
         frequency: 97,
         spin_ms: "60",
         enough: 2,
+        collector: false,
     };
 }
 
@@ -45,7 +52,12 @@ impl Pace {
 /// # Errors
 /// If one was, or a point has hardly any.
 pub fn frames_are_true(ruby: &Installed, jit: Jit, pace: Pace) -> Result<Option<(usize, u64)>> {
-    let target = frames::start(ruby, pace.spin_ms, jit)?;
+    let mut command = ruby.script(&rig::workload("frames.rb"))?;
+    command.env("RUBYOPT", jit.rubyopt());
+    if !pace.collector {
+        command.env("NO_COLLECTOR", "1");
+    }
+    let target = frames::start_with(&mut command, pace.spin_ms)?;
     let Some((said, recording)) = frames::record_at(pace.frequency, target)? else {
         return Ok(None);
     };
