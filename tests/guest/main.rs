@@ -7,6 +7,7 @@
 //! | `RBPROF_GUEST_RUBIES` | a folder with root file systems, each named as the recipe of its Ruby | `/rubies` |
 //! | `RBPROF_COMMAND` | the command `rbprof` | `/bin/rbprof` |
 //! | `RBPROF_WORKLOADS` | the folder of the Ruby programs | the source tree's |
+//! | `RBPROF_GUEST_TURN` | a number: each check but `frames` is made with one of the Rubies, in turn by this number | each is made with every Ruby |
 //!
 //! Each root has the C extension at `xtask::rubies::extension::IN_A_MACHINE`. On
 //! `PATH` it needs `sh`, `unshare`, `mount`, `chroot` and `kill`, of which
@@ -100,6 +101,9 @@ fn trials(facts: &Facts) -> Vec<Trial> {
     let mut trials = vec![trial("load_and_attach".to_owned(), move || {
         load_and_attach(first.as_deref().context("no Ruby is there")?)
     })];
+    let turn: Option<usize> = env::var("RBPROF_GUEST_TURN")
+        .ok()
+        .and_then(|turn| turn.parse().ok());
     for (at, subject) in subjects.iter().enumerate() {
         let of_this_ruby = |name: &str, check: Check| {
             let subject = Arc::clone(subject);
@@ -107,7 +111,14 @@ fn trials(facts: &Facts) -> Vec<Trial> {
                 check(&subject)
             })
         };
-        trials.extend(CHECKS.map(|(name, check)| of_this_ruby(name, check)));
+        for (number, (name, check)) in CHECKS.into_iter().enumerate() {
+            // The first one is what differs most from Ruby to Ruby.
+            let is_due =
+                number == 0 || turn.is_none_or(|turn| (turn + number) % subjects.len() == at);
+            if is_due {
+                trials.push(of_this_ruby(name, check));
+            }
+        }
         // Once: what differs from Ruby to Ruby is not the loop.
         if at == 0 {
             trials.push(of_this_ruby(

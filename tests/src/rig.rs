@@ -62,14 +62,46 @@ pub fn calibrations() -> u32 {
     }
 }
 
-/// How long a command that records a program is left alone with it at first. It
-/// reads the files of the program meanwhile, which takes a moment on real machines
-/// and seconds on emulated ones; until then, native frames are missing.
-#[must_use]
-pub fn head_start() -> Duration {
-    match EMULATED.get() {
-        Some(()) => Duration::from_secs(3),
-        None => Duration::ZERO,
+/// Waits, on an emulated machine, until a command that records a program has
+/// nothing more to do. It reads the files of the program at first, which takes a
+/// moment on real machines and seconds there; until then, native frames are
+/// missing.
+///
+/// # Errors
+/// If it ends, or goes on for longer than [`patience`].
+pub fn wait_until_prepared(pid: u32) -> Result<()> {
+    /// Between two looks, and after so many without any work it is idle.
+    const LOOK: Duration = Duration::from_millis(100);
+    const IDLE_LOOKS: u32 = 8;
+    /// Hundredths of a second of CPU time that idling takes between two looks.
+    const IDLING: u64 = 2;
+    if EMULATED.get().is_none() {
+        return Ok(());
+    }
+    let start = Instant::now();
+    let (mut last, mut idle) = (cpu_time(pid)?, 0);
+    while idle < IDLE_LOOKS {
+        if start.elapsed() > patience() {
+            bail!("process {pid} does not come to rest");
+        }
+        std::thread::sleep(LOOK);
+        let now = cpu_time(pid)?;
+        idle = if now - last <= IDLING { idle + 1 } else { 0 };
+        last = now;
+    }
+    Ok(())
+}
+
+/// The CPU time of a process, in the kernel's hundredths of a second.
+fn cpu_time(pid: u32) -> Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // Behind the name, which may hold anything: state, and ten numbers before
+    // those of user and kernel mode.
+    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    let mut times = fields.split(' ').skip(11).map(str::parse::<u64>);
+    match (times.next(), times.next()) {
+        (Some(Ok(user)), Some(Ok(kernel))) => Ok(user + kernel),
+        _ => bail!("/proc/{pid}/stat has no times: {stat:?}"),
     }
 }
 

@@ -150,7 +150,9 @@ impl<'a> Task<'a> {
         for (_, recording, _) in &recordings {
             rig::wait_until_recording(recording.0.id())?;
         }
-        std::thread::sleep(rig::head_start());
+        for (_, recording, _) in &recordings {
+            rig::wait_until_prepared(recording.0.id())?;
+        }
         target.go_on()?;
         let said = target.wait_for("finished")?;
         let mut profiles = Vec::new();

@@ -68,7 +68,7 @@ pub(super) fn stubs(address: u64, code: &[u8]) -> Vec<Recognized> {
         let words = code.get(first..at).unwrap_or_default();
         let mut both = instructions(words).zip(STUB);
         let is_stub = both.all(|(word, (mask, bits))| word & mask == bits);
-        if place % SIZE != 0 || !is_stub {
+        if !place.is_multiple_of(SIZE) || !is_stub {
             continue;
         }
         let before = first.checked_sub(SIZE as usize);

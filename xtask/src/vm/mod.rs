@@ -46,6 +46,8 @@ const CHECKS: &str = "rbprof-guest";
 /// How many machines run at the same time: each is busy with one of its two
 /// processors most of the time.
 const AT_ONCE: usize = 2;
+/// The variable by whose number the checks are divided among the Rubies.
+const TURN: &str = "RBPROF_GUEST_TURN";
 /// What the checks say in the end, which the line of a machine quotes.
 const SUMMARY: &str = "guest: ";
 
@@ -125,17 +127,17 @@ pub fn check_all() -> Result<()> {
             .map(|(_, programs)| programs)
             .context("built for every architecture")
     };
-    // The slow ones first.
-    let slow_first = MACHINES.iter().rev().collect::<VecDeque<_>>();
+    // The slow ones first. Each makes some checks with another Ruby.
+    let slow_first = MACHINES.iter().enumerate().rev().collect::<VecDeque<_>>();
     let waiting = Mutex::new(slow_first);
     let failed = Mutex::new(Vec::new());
     let next = || waiting.lock().ok()?.pop_front();
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                while let Some(machine) = next() {
+                while let Some((turn, machine)) = next() {
                     let done = programs(machine.architecture)
-                        .and_then(|programs| check(machine, programs));
+                        .and_then(|programs| check(machine, turn, programs));
                     if let Err(error) = done {
                         println!("  {}: FAILED: {error:#}", machine.name());
                         if let Ok(mut failed) = failed.lock() {
@@ -156,12 +158,13 @@ pub fn check_all() -> Result<()> {
 /// When the checks of one machine are given up.
 const DEADLINE: Duration = Duration::from_secs(1200);
 
-fn check(machine: &Machine, programs: &Programs) -> Result<()> {
+fn check(machine: &Machine, turn: usize, programs: &Programs) -> Result<()> {
     let begun = Instant::now();
+    let words = ["env", &format!("{TURN}={turn}"), CHECKS].map(str::to_owned);
     let session = Session {
         machine,
         programs,
-        command: &[CHECKS.to_owned()],
+        command: &words,
         append: "",
         deadline: DEADLINE,
         interactive: false,
