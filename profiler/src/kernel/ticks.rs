@@ -47,7 +47,7 @@ impl Ticks {
             if let Some(event) = self.events.remove(&cpu) {
                 program
                     .detach(event)
-                    .map_err(|error| KernelError::attach("perf event", error))?;
+                    .map_err(|error| KernelError::perf_event(error))?;
             }
         }
         for cpu in online {
@@ -66,7 +66,7 @@ impl Ticks {
                 }
                 // The CPU may have gone offline in this very moment.
                 Err(_) if !still_online(cpu) => {}
-                Err(error) => return Err(KernelError::attach("perf event", error)),
+                Err(error) => return Err(KernelError::perf_event(error)),
             }
         }
         Ok(())
@@ -77,7 +77,7 @@ impl Ticks {
         for (_, event) in std::mem::take(&mut self.events) {
             program
                 .detach(event)
-                .map_err(|error| KernelError::attach("perf event", error))?;
+                .map_err(|error| KernelError::perf_event(error))?;
         }
         Ok(())
     }
