@@ -1,8 +1,4 @@
 //! rbprof with as few privileges as it takes, and what it says without them.
-#![expect(
-    clippy::indexing_slicing,
-    reason = "what is not in the JSON is null, which the tests do not expect"
-)]
 
 use std::fs;
 use std::fs::Permissions;

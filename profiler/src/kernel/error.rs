@@ -104,7 +104,6 @@ impl KernelError {
         }
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "for use with `map_err`")]
     pub(super) fn map(error: aya::maps::MapError) -> Self {
         Self::refusal("using a BPF map", &error, Refused::Bpf)
             .unwrap_or_else(|| Self::step("using a BPF map", error))
