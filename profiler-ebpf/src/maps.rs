@@ -105,6 +105,13 @@ pub(crate) static KERNEL_FRAMES: Global<u32> = Global::new(0);
 /// Not 0: the kernel has `bpf_task_pt_regs` (5.15).
 #[unsafe(no_mangle)]
 pub(crate) static HAS_TASK_REGISTERS: Global<u32> = Global::new(0);
+/// Offset of `task_struct.stack`.
+#[unsafe(no_mangle)]
+pub(crate) static TASK_STACK: Global<u32> = Global::new(0);
+/// Offset in a kernel stack of the user's registers, for kernels without that
+/// helper; 0 where it is not known.
+#[unsafe(no_mangle)]
+pub(crate) static STACK_REGISTERS: Global<u32> = Global::new(0);
 /// Not 0: ids must be translated to those of [`NAMESPACE`].
 #[unsafe(no_mangle)]
 pub(crate) static TRANSLATE_IDS: Global<u32> = Global::new(0);

@@ -2,7 +2,9 @@
 //!
 //! A tick in user mode has them in its context. In kernel mode the context has
 //! the kernel's, and the user's are where the kernel saved them on entry, at the
-//! top of the thread's kernel stack.
+//! top of the thread's kernel stack: a helper says where that is (5.15), or the
+//! agent has worked it out. What is found there is taken for registers only if
+//! it says that it is of user mode.
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::bpf_perf_event_data;
@@ -15,6 +17,7 @@ use aya_ebpf::programs::ProbeContext;
 use rbprof_common::unwind::Registers;
 
 use crate::maps::HAS_TASK_REGISTERS;
+use crate::task::Task;
 
 /// The bits of a user code address. On arm64 those above 48 of a return address
 /// may hold its authentication code.
@@ -39,13 +42,16 @@ pub(crate) fn of_tick(ctx: &PerfEventContext, in_kernel: bool) -> Registers {
         // SAFETY: the context of a perf event program begins with the registers.
         return unsafe { from_context((&raw const (*data).regs).cast()) };
     }
-    if HAS_TASK_REGISTERS.load() == 0 {
-        return Registers::default();
-    }
-    // SAFETY: the helpers have no preconditions.
-    let saved =
-        unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) } as *const bpf_user_pt_regs_t;
-    from_saved(saved)
+    let saved = if HAS_TASK_REGISTERS.load() == 0 {
+        match Task::current().saved_registers() {
+            Some(saved) => saved,
+            None => return Registers::default(),
+        }
+    } else {
+        // SAFETY: the helpers have no preconditions.
+        unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) as u64 }
+    };
+    from_saved(saved as *const bpf_user_pt_regs_t)
 }
 
 #[cfg(bpf_target_arch = "x86_64")]
@@ -78,8 +84,9 @@ fn from_saved(saved: *const bpf_user_pt_regs_t) -> Registers {
     };
     // SAFETY: the fields are not read here, only their addresses are taken.
     #[cfg(bpf_target_arch = "x86_64")]
-    let [pc, sp, fp, lr] = unsafe {
+    let [user, pc, sp, fp, lr] = unsafe {
         [
+            u64::from(read((&raw const (*saved).cs).cast()) & 3 == 3),
             read((&raw const (*saved).rip).cast()),
             read((&raw const (*saved).rsp).cast()),
             read((&raw const (*saved).rbp).cast()),
@@ -88,15 +95,16 @@ fn from_saved(saved: *const bpf_user_pt_regs_t) -> Registers {
     };
     // SAFETY: the fields are not read here, only their addresses are taken.
     #[cfg(bpf_target_arch = "aarch64")]
-    let [pc, sp, fp, lr] = unsafe {
+    let [user, pc, sp, fp, lr] = unsafe {
         [
+            u64::from(read((&raw const (*saved).pstate).cast()) & 0xf == 0),
             read((&raw const (*saved).pc).cast()),
             read((&raw const (*saved).sp).cast()),
             read((&raw const (*saved).regs[29]).cast()),
             read((&raw const (*saved).regs[30]).cast()),
         ]
     };
-    if pc == 0 || sp == 0 {
+    if user == 0 || pc == 0 || sp == 0 {
         return Registers::default();
     }
     Registers::newest(pc, sp, fp, lr, CODE_MASK)

@@ -16,9 +16,11 @@ use crate::maps::PID_LEVEL;
 use crate::maps::PID_NUMBERS;
 use crate::maps::PidNamespace;
 use crate::maps::SIGNAL_LIVE;
+use crate::maps::STACK_REGISTERS;
 use crate::maps::TASK_LEADER;
 use crate::maps::TASK_PID;
 use crate::maps::TASK_SIGNAL;
+use crate::maps::TASK_STACK;
 use crate::maps::TASK_TGID;
 use crate::maps::TASK_THREAD_PID;
 use crate::maps::TASK_THREAD_POINTER;
@@ -116,6 +118,18 @@ impl Task {
     #[inline(always)]
     pub(crate) fn thread_pointer(self) -> Option<u64> {
         self.field(&TASK_THREAD_POINTER)
+    }
+
+    /// Where the kernel has saved the user's registers: at the top of the
+    /// thread's kernel stack.
+    #[inline(always)]
+    pub(crate) fn saved_registers(self) -> Option<u64> {
+        let offset = STACK_REGISTERS.load();
+        if offset == 0 {
+            return None;
+        }
+        let stack: u64 = self.field(&TASK_STACK)?;
+        Some(stack + u64::from(offset))
     }
 
     /// Threads of the process that have not ended yet.

@@ -15,6 +15,7 @@
 //! compiles the tables by which the walk follows its frames.
 //! [`layouts`] has layouts of Ruby's structures from outside the table, and
 //! [`memory`] reads the memory of a target process for the stages that need it.
+//! [`privileges`] says what this process may do, and gives up what it need not.
 
 pub mod cli;
 pub mod inspect;
@@ -24,6 +25,7 @@ pub mod memory;
 pub mod native;
 pub mod output;
 pub mod presentation;
+pub mod privileges;
 pub mod profile;
 pub mod samples;
 pub mod session;

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use rbprof::kernel::Looping;
 use rbprof::kernel::Options;
+use rbprof::kernel::UserRegisters;
 use rbprof_tests::recording::Recorder;
 
 /// The verifier gives up after a million instructions, and what it takes for a
@@ -22,15 +23,16 @@ const BUDGETS: [(&str, u32); 9] = [
 #[test]
 fn verifier_takes_every_program_within_its_budget() -> Result<()> {
     let mut seen = Vec::new();
-    for (looping, translate_ids) in [
-        (Looping::Probe, false),
-        (Looping::TailCalls, false),
-        (Looping::Probe, true),
-        (Looping::TailCalls, true),
+    for (looping, registers, translate_ids) in [
+        (Looping::Probe, UserRegisters::Probe, false),
+        (Looping::TailCalls, UserRegisters::FromStack, false),
+        (Looping::Probe, UserRegisters::FromStack, true),
+        (Looping::TailCalls, UserRegisters::Probe, true),
     ] {
-        println!("{looping:?}, ids translated: {translate_ids}");
+        println!("{looping:?}, {registers:?}, ids translated: {translate_ids}");
         let options = Options {
             looping,
+            registers,
             translate_ids,
             ..Options::default()
         };

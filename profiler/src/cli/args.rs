@@ -34,15 +34,18 @@ pub enum Command {
         rbprof record --pid 1234 -d 10 -o out.svg -o out.pb.gz\n  \
         rbprof record -o - --format folded -- bundle exec rake test > stacks.folded")]
     Record(Record),
-    /// Show what rbprof knows of a Ruby, and how.
+    /// Show what rbprof knows of a Ruby, and how; or what this system lets it do.
     ///
     /// The page to look at when a profile lacks something: version and build,
     /// which symbols the build shows, how everything else was found, what would
-    /// be missing in a profile, and how to get it.
+    /// be missing in a profile, and how to get it. With --system, the page to
+    /// look at when rbprof cannot record: the kernel, what rbprof may do, what
+    /// forbids the rest. Exit status 0 only if recording is possible.
     #[command(after_help = "Examples:\n  \
         rbprof inspect --pid 1234\n  \
         rbprof inspect /usr/lib/x86_64-linux-gnu/libruby-3.3.so.3.3 --json\n  \
-        rbprof inspect --check libruby.so.3.4")]
+        rbprof inspect --check libruby.so.3.4\n  \
+        rbprof inspect --system")]
     Inspect(Inspect),
 
     /// Write the layout of a Ruby's structures into a file.
@@ -61,8 +64,8 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct Inspect {
     /// Process to look at; nothing is done to it.
-    #[arg(short, long, value_name = "PID", required_unless_present_any = ["file", "check"],
-          conflicts_with_all = ["file", "check"],
+    #[arg(short, long, value_name = "PID", required_unless_present_any = ["file", "check", "system"],
+          conflicts_with_all = ["file", "check", "system"],
           value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
     pub pid: Option<u32>,
 
@@ -76,6 +79,11 @@ pub struct Inspect {
     /// there. For tests of packages.
     #[arg(long, value_name = "FILE", conflicts_with = "file")]
     pub check: Option<PathBuf>,
+
+    /// Look at this system: whether rbprof can record here, what is missing, and
+    /// what to do. Needs no privileges, and tells those who have some more.
+    #[arg(long, conflicts_with_all = ["file", "check"])]
+    pub system: bool,
 
     /// Print JSON.
     #[arg(long, conflicts_with = "check")]
@@ -252,6 +260,21 @@ mod tests {
         let both = layout(&["--from", "x.debug", "--version", "3.4.5"]).unwrap();
         assert_eq!(both.from, Some(PathBuf::from("x.debug")));
         assert_eq!(both.version.as_deref(), Some("3.4.5"));
+    }
+
+    #[test]
+    fn one_thing_is_inspected() {
+        let inspect = |arguments: &[&str]| {
+            let all = ["rbprof", "inspect"].iter().chain(arguments);
+            Arguments::try_parse_from(all)
+        };
+        assert!(inspect(&[]).is_err());
+        assert!(inspect(&["--system", "--json"]).is_ok());
+        for other in [&["--pid", "7"][..], &["ruby"], &["--check", "ruby"]] {
+            assert!(inspect(other).is_ok());
+            let both: Vec<&str> = ["--system"].iter().chain(other).copied().collect();
+            assert!(inspect(&both).is_err(), "{other:?}");
+        }
     }
 
     #[test]

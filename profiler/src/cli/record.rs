@@ -27,6 +27,7 @@ use crate::output::Destination;
 use crate::output::SaveError;
 use crate::output::top::TopOptions;
 use crate::presentation::NativeFrames;
+use crate::privileges;
 use crate::profile::Profile;
 use crate::session::Session;
 
@@ -77,6 +78,9 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
     let mut stop = Stop::new()?;
     let mut session = Session::new(&plan.kernel)?;
     session.present(plan.presentation);
+    // Before any thread is started, and after what takes more than the rest:
+    // raising the limit of locked memory.
+    give_up_privileges(&plan);
     if let (Some(layout), Some(path)) = (layout, &plan.layout) {
         session.use_layout(layout, &path.display().to_string());
     }
@@ -128,6 +132,25 @@ async fn record(plan: Plan) -> anyhow::Result<ExitCode> {
         return Ok(exit_code(status));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Goes on with what the rest of the recording takes.
+fn give_up_privileges(plan: &Plan) {
+    let outputs = plan.outputs_for(0);
+    let files = outputs
+        .iter()
+        .filter_map(|output| match &output.destination {
+            Destination::Stdout => None,
+            Destination::File(path) => Some(path.as_path()),
+        });
+    let starts_command = matches!(plan.subject, Subject::Command(_));
+    if let Err(error) = privileges::give_up_the_rest(files, starts_command)
+        && !plan.quiet
+    {
+        say(&format!(
+            "recording with more privileges than it takes: giving them up: {error}\n"
+        ));
+    }
 }
 
 /// Takes samples until the time is over, somebody asks to finish, or the

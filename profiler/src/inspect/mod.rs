@@ -1,5 +1,5 @@
-//! `rbprof inspect`: what rbprof knows of a Ruby, how it knows it, what is
-//! missing, and what to do about that.
+//! `rbprof inspect`: what rbprof knows of a Ruby, or of the system, how it knows
+//! it, what is missing, and what to do about that.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -7,12 +7,14 @@
 //! | [`process`] | what a running process says: roots, JIT compiler |
 //! | [`jit`] | which JIT compiler a process uses, and where its code is |
 //! | [`mod@check`] | the four symbols, for a distribution's tests |
+//! | [`system`] | what this system lets rbprof do |
 //! | [`text`] | all of it as a page for a person |
 
 pub mod check;
 pub mod file;
 pub mod jit;
 pub mod process;
+pub mod system;
 pub mod text;
 
 use serde::Serialize;
@@ -21,6 +23,8 @@ pub use self::check::check;
 pub use self::file::FileError;
 pub use self::file::FileReport;
 pub use self::process::ProcessReport;
+pub use self::system::SystemReport;
+pub use self::system::Verdict;
 
 /// Everything; as JSON it is stable, and fields are only added.
 #[derive(Clone, Debug, Serialize)]

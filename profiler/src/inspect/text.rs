@@ -208,7 +208,7 @@ impl fmt::Display for JitText<'_> {
     }
 }
 
-fn show_missing(missing: &[Missing], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+pub(super) fn show_missing(missing: &[Missing], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if missing.is_empty() {
         return writeln!(f, "\nA profile would lack nothing.");
     }

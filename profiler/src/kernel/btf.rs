@@ -2,7 +2,8 @@
 //!
 //! The BTF of a kernel describes some 150,000 types; the crates that read it
 //! build all of them first. This reads the few structures that are asked for,
-//! in about a millisecond, and nothing else.
+//! in about a millisecond, and nothing else. Anybody may read it, so it also
+//! tells those without privileges which helpers a kernel has.
 //!
 //! Format: the kernel's `Documentation/bpf/btf.rst`. Minimum kernel version:
 //! 5.2 for `/sys/kernel/btf/vmlinux` (`CONFIG_DEBUG_INFO_BTF`).
@@ -28,6 +29,87 @@ pub struct KernelOffsets {
     /// Where ids in other PID namespaces than the initial one are; `None`: not
     /// where rbprof would look for them.
     pub ids: Option<IdOffsets>,
+    /// Where the user's registers are while a thread is in the kernel; `None`:
+    /// not described.
+    pub saved_registers: Option<SavedRegisters>,
+}
+
+/// From a `task_struct` to the registers that its thread has in user mode,
+/// which the kernel saves at the top of the thread's kernel stack on entry. In
+/// bytes. For kernels without `bpf_task_pt_regs` (before 5.15).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SavedRegisters {
+    /// `task_struct.stack`, the address of the stack's low end.
+    pub task_stack: u32,
+    /// From that end to the `struct pt_regs`; never 0.
+    pub in_stack: u32,
+}
+
+impl SavedRegisters {
+    fn from_btf(btf: &Btf<'_>) -> Option<Self> {
+        // Of every x86-64 kernel without KASAN; of an arm64 kernel with larger
+        // pages, a page. The registers found are validated before use.
+        const STACK: u32 = 16 << 10;
+        let page = u32::try_from(rustix::param::page_size()).ok()?;
+        let (stack, padding) = if cfg!(target_arch = "aarch64") {
+            (STACK.max(page), 0)
+        } else {
+            // `TOP_OF_KERNEL_STACK_PADDING`, where the kernel is built to
+            // deliver events the new way (`CONFIG_X86_FRED`, 6.9). Other names
+            // with this beginning are there without it.
+            let fred = btf.has_function("fred_entry_from_user");
+            (STACK, if fred { 16 } else { 0 })
+        };
+        let below = btf.size("pt_regs")?.checked_add(padding)?;
+        Some(Self {
+            task_stack: btf.offset("task_struct", &["stack"])?,
+            in_stack: stack.checked_sub(below).filter(|&offset| offset > 0)?,
+        })
+    }
+}
+
+/// What the kernel's BTF says of its abilities.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelAbilities {
+    helpers: Vec<&'static str>,
+    /// Whether BPF programs can iterate over tasks.
+    pub iterates_tasks: bool,
+}
+
+impl KernelAbilities {
+    /// Reads them from the running kernel: which of these helpers it has, by
+    /// their names in its `enum bpf_func_id`. Some kinds of programs may not be
+    /// allowed to call them all the same.
+    ///
+    /// # Errors
+    /// [`KernelError::NoBtf`] when the kernel has no BTF.
+    pub fn of_running_kernel(helpers: &[&'static str]) -> Result<Self, KernelError> {
+        let bytes = read_vmlinux()?;
+        let btf = parse_vmlinux(&bytes)?;
+        Ok(Self::from_btf(&btf, helpers))
+    }
+
+    fn from_btf(btf: &Btf<'_>, helpers: &[&'static str]) -> Self {
+        let has = |name: &&&'static str| btf.has_enumerator("bpf_func_id", name);
+        Self {
+            helpers: helpers.iter().filter(has).copied().collect(),
+            iterates_tasks: btf.has_function("bpf_iter_task"),
+        }
+    }
+
+    /// Whether the kernel has this helper, one of those that were asked for.
+    #[must_use]
+    pub fn has_helper(&self, name: &str) -> bool {
+        self.helpers.contains(&name)
+    }
+}
+
+fn read_vmlinux() -> Result<Vec<u8>, KernelError> {
+    std::fs::read(VMLINUX).map_err(|error| KernelError::NoBtf(format!("{VMLINUX}: {error}")))
+}
+
+fn parse_vmlinux(bytes: &[u8]) -> Result<Btf<'_>, KernelError> {
+    Btf::parse(bytes).ok_or_else(|| KernelError::NoBtf(format!("{VMLINUX}: not a BTF file")))
 }
 
 /// From a `task_struct` to its ids in all PID namespaces, in bytes.
@@ -64,9 +146,7 @@ impl KernelOffsets {
     /// # Errors
     /// [`KernelError::NoBtf`] when the kernel has no BTF, or not these fields.
     pub fn of_running_kernel() -> Result<Self, KernelError> {
-        let bytes = std::fs::read(VMLINUX)
-            .map_err(|error| KernelError::NoBtf(format!("{VMLINUX}: {error}")))?;
-        Self::from_btf(&bytes)
+        Self::from_btf(&read_vmlinux()?)
     }
 
     /// Reads them from the bytes of a BTF file.
@@ -79,8 +159,7 @@ impl KernelOffsets {
         } else {
             &["thread", "fsbase"]
         };
-        let btf = Btf::parse(bytes)
-            .ok_or_else(|| KernelError::NoBtf(format!("{VMLINUX}: not a BTF file")))?;
+        let btf = parse_vmlinux(bytes)?;
         let offset = |name: &str, path: &[&str]| {
             btf.offset(name, path).ok_or_else(|| {
                 KernelError::NoBtf(format!(
@@ -96,6 +175,7 @@ impl KernelOffsets {
             signal_live: offset("signal_struct", &["live"])?,
             task_thread_pointer: offset("task_struct", thread_pointer)?,
             ids: IdOffsets::from_btf(&btf),
+            saved_registers: SavedRegisters::from_btf(&btf),
         })
     }
 }
@@ -104,6 +184,7 @@ const MAGIC: u16 = 0xeb9f;
 const HEADER_LEN: usize = 24;
 const TYPE_LEN: usize = 12;
 const MEMBER_LEN: usize = 12;
+const ENUMERATOR_LEN: usize = 8;
 
 const KIND_INT: u32 = 1;
 const KIND_ARRAY: u32 = 3;
@@ -114,6 +195,7 @@ const KIND_TYPEDEF: u32 = 8;
 const KIND_VOLATILE: u32 = 9;
 const KIND_CONST: u32 = 10;
 const KIND_RESTRICT: u32 = 11;
+const KIND_FUNC: u32 = 12;
 const KIND_FUNC_PROTO: u32 = 13;
 const KIND_VAR: u32 = 14;
 const KIND_DATASEC: u32 = 15;
@@ -174,12 +256,7 @@ impl<'a> Btf<'a> {
     /// Offset of the member that `path` leads to, through structures and
     /// unions, named or not.
     fn offset(&self, name: &str, path: &[&str]) -> Option<u32> {
-        let start = self.index.iter().find(|&&at| {
-            Type::at(self.types, at as usize).is_some_and(|t| {
-                t.kind == KIND_STRUCT && self.string(t.name) == Some(name.as_bytes())
-            })
-        })?;
-        let mut at = *start as usize;
+        let (mut at, _) = self.named(KIND_STRUCT, name)?;
         let mut total: u32 = 0;
         for (step, member) in path.iter().enumerate() {
             let (offset, type_id) = self.member(at, member, 0)?;
@@ -189,6 +266,37 @@ impl<'a> Btf<'a> {
             }
         }
         Some(total)
+    }
+
+    /// Size of a structure, bytes.
+    fn size(&self, name: &str) -> Option<u32> {
+        let (_, found) = self.named(KIND_STRUCT, name)?;
+        Some(found.size_or_type)
+    }
+
+    fn has_function(&self, name: &str) -> bool {
+        self.named(KIND_FUNC, name).is_some()
+    }
+
+    /// Whether an enumeration has a value of that name.
+    fn has_enumerator(&self, name: &str, wanted: &str) -> bool {
+        let Some((at, found)) = self.named(KIND_ENUM, name) else {
+            return false;
+        };
+        (0..found.len).any(|value| {
+            word(self.types, at + TYPE_LEN + value * ENUMERATOR_LEN)
+                .is_some_and(|name| self.string(name) == Some(wanted.as_bytes()))
+        })
+    }
+
+    /// A type by its kind and name, and where it is.
+    fn named(&self, kind: u32, name: &str) -> Option<(usize, Type)> {
+        self.index.iter().find_map(|&at| {
+            let at = at as usize;
+            let found = Type::at(self.types, at)?;
+            (found.kind == kind && self.string(found.name) == Some(name.as_bytes()))
+                .then_some((at, found))
+        })
     }
 
     /// Offset and type of a member of the structure at `at`.
@@ -350,6 +458,36 @@ mod tests {
         assert_eq!(ids(0, 8), Some(offsets));
         assert_eq!(ids(8, 0), None);
         assert_eq!(IdOffsets::from_btf(&Btf::parse(&sample()).unwrap()), None);
+    }
+
+    #[test]
+    fn what_a_kernel_can_do_is_read() {
+        let strings = b"\0bpf_func_id\0BPF_FUNC_loop\0bpf_iter_task\0pt_regs\0task_struct\0stack\0";
+        let at = |name: &str| {
+            let text = String::from_utf8_lossy(strings);
+            text.find(&format!("\0{name}\0")).unwrap() as u32 + 1
+        };
+        let mut types: Vec<u32> = vec![at("bpf_func_id"), KIND_ENUM << 24 | 1, 4];
+        types.extend([at("BPF_FUNC_loop"), 181]);
+        types.extend([at("bpf_iter_task"), KIND_FUNC << 24, 0]);
+        types.extend([at("pt_regs"), KIND_STRUCT << 24, 168]);
+        types.extend([at("task_struct"), KIND_STRUCT << 24 | 1, 64]);
+        types.extend([at("stack"), 0, 24 * 8]);
+        let file = file(&types, strings);
+        let btf = Btf::parse(&file).unwrap();
+        let wanted = ["BPF_FUNC_loop", "BPF_FUNC_task_pt_regs"];
+        let abilities = KernelAbilities::from_btf(&btf, &wanted);
+        assert!(abilities.iterates_tasks);
+        assert!(abilities.has_helper("BPF_FUNC_loop"));
+        assert!(!abilities.has_helper("BPF_FUNC_task_pt_regs"));
+        let saved = SavedRegisters::from_btf(&btf).unwrap();
+        assert_eq!(saved.task_stack, 24);
+        assert_eq!((saved.in_stack + 168) % 4096, 0);
+
+        let none = sample();
+        let none = Btf::parse(&none).unwrap();
+        assert!(!KernelAbilities::from_btf(&none, &wanted).iterates_tasks);
+        assert_eq!(SavedRegisters::from_btf(&none), None);
     }
 
     #[test]

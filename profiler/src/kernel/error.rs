@@ -3,6 +3,14 @@
 use std::fmt;
 use std::io;
 
+use super::features::Feature;
+use super::features::Features;
+use super::restrictions;
+use super::restrictions::Hindrance;
+use super::restrictions::Lockdown;
+use super::restrictions::Refused;
+use super::restrictions::Restrictions;
+
 /// Oldest kernel rbprof works on: the ring buffer map (5.8), BTF and the task
 /// iterator (5.8), mixing tail calls with subprograms (5.10).
 const OLDEST: (u32, u32) = (5, 10);
@@ -14,12 +22,12 @@ pub enum KernelError {
     TooOld(String),
     /// The kernel gives no type information, or lacks a field.
     NoBtf(String),
-    /// The kernel refused for want of a privilege.
+    /// The kernel refused: something forbids it.
     Denied {
         /// What was tried.
         what: String,
-        /// The capabilities that this process lacks.
-        missing: Vec<&'static str>,
+        /// What forbids it, as far as that can be told.
+        hindrances: Vec<Hindrance>,
         /// What the kernel said.
         error: String,
     },
@@ -58,25 +66,22 @@ impl fmt::Display for KernelError {
             ),
             Self::Denied {
                 what,
-                missing,
+                hindrances,
                 error,
             } => {
-                write!(f, "{what}: {error}. ")?;
-                if missing.is_empty() {
-                    write!(
-                        f,
-                        "This process has CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE, so something \
-                         else forbids it: look at /proc/sys/kernel/perf_event_paranoid (3 or more \
-                         forbids), kernel lockdown, a seccomp profile, or a security module"
-                    )
-                } else {
-                    write!(
-                        f,
-                        "This process lacks {}. Run rbprof as root, or give the binary what it \
-                         needs: setcap cap_bpf,cap_perfmon,cap_sys_ptrace+ep rbprof",
-                        missing.join(", ")
-                    )
+                write!(f, "{what}: {error}.")?;
+                for hindrance in hindrances {
+                    write!(f, " {hindrance}.")?;
                 }
+                if hindrances.is_empty() {
+                    f.write_str(
+                        " This process has CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE, so something \
+                         else forbids it: a security module (SELinux, AppArmor) or a seccomp \
+                         profile. Look for its refusal in the kernel's log (dmesg, ausearch), or \
+                         try without it",
+                    )?;
+                }
+                f.write_str(" (`rbprof inspect --system` shows what rbprof may do here)")
             }
             Self::Load { what, error } => write!(
                 f,
@@ -99,43 +104,75 @@ impl KernelError {
         }
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "for use with `map_err`")]
     pub(super) fn map(error: aya::maps::MapError) -> Self {
-        Self::from_error("using a BPF map", &error, false)
+        Self::refusal("using a BPF map", &error, Refused::Bpf)
+            .unwrap_or_else(|| Self::step("using a BPF map", error))
     }
 
     pub(super) fn load(what: &str, error: impl std::error::Error + 'static) -> Self {
-        Self::from_error(
-            &format!("loading {what} into the kernel (bpf system call)"),
-            &error,
-            true,
-        )
+        let what = format!("loading {what} into the kernel (bpf system call)");
+        if !verifier_spoke(&chain(&error))
+            && let Some(refusal) = Self::refusal(&what, &error, Refused::Bpf)
+        {
+            return refusal;
+        }
+        Self::Load {
+            what,
+            error: chain(&error),
+        }
     }
 
     pub(super) fn attach(what: &str, error: impl std::error::Error + 'static) -> Self {
-        Self::from_error(&format!("attaching to {what}"), &error, false)
+        let what = format!("attaching to {what}");
+        let refused = Refused::Bpf;
+        Self::refusal(&what, &error, refused).unwrap_or_else(|| Self::step(what, error))
     }
 
-    fn from_error(what: &str, error: &(dyn std::error::Error + 'static), load: bool) -> Self {
-        let text = chain(error);
-        let os = os_error(error);
-        if matches!(os, Some(libc::EPERM | libc::EACCES)) && !(load && verifier_spoke(&text)) {
+    pub(super) fn perf_event(error: impl std::error::Error + 'static) -> Self {
+        let what = "sampling a CPU (perf_event_open)";
+        let refused = Refused::PerfEvent;
+        Self::refusal(what, &error, refused).unwrap_or_else(|| Self::step(what, error))
+    }
+
+    /// The kernel has not what nothing can be recorded without.
+    pub(super) fn lacks(feature: Feature) -> Self {
+        let lockdown = Restrictions::now(false).lockdown;
+        // Where the setting cannot be read, it is the likeliest reason.
+        if feature == Feature::KernelReads
+            && matches!(lockdown, None | Some(Lockdown::Confidentiality))
+        {
             return Self::Denied {
-                what: what.to_owned(),
-                missing: missing_capabilities(),
-                error: text,
+                what: "reading kernel memory in eBPF programs".to_owned(),
+                hindrances: vec![restrictions::confidentiality(lockdown)],
+                error: format!("no {}", feature.name()),
             };
         }
-        if load {
-            return Self::Load {
-                what: what.to_owned(),
-                error: text,
-            };
-        }
+        let (major, minor) = feature.since();
         Self::Step {
-            what: what.to_owned(),
-            error: text,
+            what: "looking for what rbprof needs of the kernel".to_owned(),
+            error: format!(
+                "no {}, which Linux has since {major}.{minor}, unless it is built without \
+                 (CONFIG_BPF_SYSCALL, CONFIG_BPF_EVENTS, CONFIG_PERF_EVENTS)",
+                feature.name()
+            ),
         }
+    }
+
+    /// An error that is about what this process may do.
+    fn refusal(
+        what: &str,
+        error: &(dyn std::error::Error + 'static),
+        refused: Refused,
+    ) -> Option<Self> {
+        if !matches!(os_error(error), Some(libc::EPERM | libc::EACCES)) {
+            return None;
+        }
+        let memlock_counts = !Features::probe().has(Feature::UnlimitedMaps);
+        Some(Self::Denied {
+            what: what.to_owned(),
+            hindrances: Restrictions::now(memlock_counts).hindrances(refused),
+            error: chain(error),
+        })
     }
 }
 
@@ -185,36 +222,6 @@ fn os_error(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     None
 }
 
-/// The capabilities rbprof needs that this process does not have.
-/// `CAP_SYS_ADMIN` stands in for the first two, as the kernel has it.
-fn missing_capabilities() -> Vec<&'static str> {
-    const SYS_PTRACE: u32 = 19;
-    const SYS_ADMIN: u32 = 21;
-    const PERFMON: u32 = 38;
-    const BPF: u32 = 39;
-    let effective = std::fs::read_to_string("/proc/self/status")
-        .ok()
-        .and_then(|status| {
-            let line = status
-                .lines()
-                .find_map(|line| line.strip_prefix("CapEff:"))?;
-            u64::from_str_radix(line.trim(), 16).ok()
-        })
-        .unwrap_or(0);
-    let has = |capability: u32| effective >> capability & 1 != 0;
-    let mut missing = Vec::new();
-    if !has(BPF) && !has(SYS_ADMIN) {
-        missing.push("CAP_BPF");
-    }
-    if !has(PERFMON) && !has(SYS_ADMIN) {
-        missing.push("CAP_PERFMON");
-    }
-    if !has(SYS_PTRACE) {
-        missing.push("CAP_SYS_PTRACE");
-    }
-    missing
-}
-
 /// The running kernel's release, such as `6.12.9-amd64`.
 #[must_use]
 pub fn kernel_release_text() -> String {
@@ -254,16 +261,23 @@ mod tests {
     }
 
     #[test]
-    fn a_lack_of_privilege_names_the_capabilities() {
-        let text = KernelError::Denied {
-            what: "loading sample".into(),
-            missing: vec!["CAP_BPF"],
-            error: "Operation not permitted".into(),
-        }
-        .to_string();
-        assert!(
-            text.contains("lacks CAP_BPF") && text.contains("setcap"),
-            "{text}"
+    fn a_refusal_says_what_forbids_and_what_to_do() {
+        let denied = |hindrances| {
+            KernelError::Denied {
+                what: "loading sample".into(),
+                hindrances,
+                error: "Operation not permitted".into(),
+            }
+            .to_string()
+        };
+        assert_eq!(
+            denied(vec![Hindrance {
+                what: "This process lacks CAP_BPF".into(),
+                remedy: "Run rbprof as root".into(),
+            }]),
+            "loading sample: Operation not permitted. This process lacks CAP_BPF. Run rbprof as \
+             root. (`rbprof inspect --system` shows what rbprof may do here)"
         );
+        assert!(denied(Vec::new()).contains("security module"));
     }
 }

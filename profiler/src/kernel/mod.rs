@@ -5,12 +5,16 @@
 //! |---|---|
 //! | [`btf`] | offsets into the running kernel's structures |
 //! | [`error`] | what can go wrong, with what to do about it |
+//! | [`features`] | what the running kernel has, and what follows |
+//! | [`restrictions`] | what forbids this process to use it |
 //! | `tables` | the maps with unwind tables |
 //! | `ticks` | one timer event per online CPU, through hotplug |
 //! | `threads` | iterators over tasks, and thread pointers of a process |
 
 pub mod btf;
 pub mod error;
+pub mod features;
+pub mod restrictions;
 mod tables;
 mod threads;
 mod ticks;
@@ -41,6 +45,9 @@ use rbprof_common::wire::ThreadPointer;
 
 use self::btf::KernelOffsets;
 pub use self::error::KernelError;
+use self::features::Feature;
+use self::features::Features;
+use self::features::Without;
 use self::tables::UnwindMaps;
 use self::ticks::Ticks;
 use crate::unwind::store::Maps;
@@ -59,6 +66,8 @@ pub struct Options {
     pub log: bool,
     /// How the walk loops.
     pub looping: Looping,
+    /// How the user's registers are found while a thread is in the kernel.
+    pub registers: UserRegisters,
     /// Deal in the process ids of this process's own PID namespace. Must be set
     /// where that is not the initial one; elsewhere it costs time for nothing.
     pub translate_ids: bool,
@@ -75,6 +84,16 @@ pub enum Looping {
     TailCalls,
 }
 
+/// How the user's registers are found while a thread is in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserRegisters {
+    /// By `bpf_task_pt_regs` where the kernel has it (5.15), at the top of the
+    /// kernel's stack elsewhere.
+    Probe,
+    /// At the top of the kernel's stack, whatever the kernel has.
+    FromStack,
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
@@ -82,6 +101,7 @@ impl Default for Options {
             ring_bytes: 8 << 20,
             log: false,
             looping: Looping::Probe,
+            registers: UserRegisters::Probe,
             translate_ids: false,
             kernel_frames: true,
         }
@@ -106,6 +126,15 @@ impl Counters {
     pub fn get(&self, counter: Counter) -> u64 {
         self.0.get(counter as usize).copied().unwrap_or(0)
     }
+}
+
+/// Something that the running kernel does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lack {
+    /// Whether the recording loses something by it.
+    pub loses: bool,
+    /// What is missing, and what follows.
+    pub sentence: String,
 }
 
 /// What the kernel says of a loaded program.
@@ -134,6 +163,8 @@ pub struct Kernel {
     iterated: Array<MapData, u32>,
     sampler: &'static str,
     looping: &'static str,
+    features: Features,
+    finds_registers: bool,
     // Kept: without it the map of log records closes and nothing loads.
     logger: Option<EbpfLogger<&'static dyn log::Log>>,
     // Kept: the chain of tail calls lives in it.
@@ -163,7 +194,17 @@ impl Kernel {
         let cpus = u32::try_from(cpus).unwrap_or(u32::MAX);
         let log_level: u8 = if options.log { 5 } else { 0 };
         let translate_ids = u32::from(options.translate_ids);
-        let has_task_registers = u32::from(error::kernel_release() >= Some((5, 15)));
+        let features = Features::probe();
+        for finding in features.findings() {
+            if matches!(finding.feature.without(), Without::Nothing(_)) && !finding.is_there {
+                return Err(KernelError::lacks(finding.feature));
+            }
+        }
+        let has_task_registers = u32::from(
+            options.registers == UserRegisters::Probe && features.has(Feature::TaskRegisters),
+        );
+        let saved_registers = offsets.saved_registers.unwrap_or_default();
+        let by_loop = options.looping == Looping::Probe && features.has(Feature::Loop);
         let ids = match offsets.ids {
             None if options.translate_ids => return Err(error::unknown_ids()),
             ids => ids.unwrap_or_default(),
@@ -183,6 +224,8 @@ impl Kernel {
             .override_global("TASK_THREAD_POINTER", &offsets.task_thread_pointer, true)
             .override_global("KERNEL_FRAMES", &u32::from(options.kernel_frames), true)
             .override_global("HAS_TASK_REGISTERS", &has_task_registers, true)
+            .override_global("TASK_STACK", &saved_registers.task_stack, true)
+            .override_global("STACK_REGISTERS", &saved_registers.in_stack, true)
             .override_global(aya_log::LEVEL, &log_level, true)
             .map_max_entries("RECORDS", options.ring_bytes)
             .map_max_entries("STACKS", cpus)
@@ -198,7 +241,7 @@ impl Kernel {
             None
         };
 
-        let (sampler, looping, next) = load_sampler(&mut ebpf, options.looping)?;
+        let (sampler, looping, next) = load_sampler(&mut ebpf, by_loop)?;
         for name in ["on_fork", "on_exec", "on_exit"] {
             let program: &mut RawTracePoint = program(&mut ebpf, name)?;
             program
@@ -234,6 +277,8 @@ impl Kernel {
             iterated: Array::try_from(take(&mut ebpf, "ITERATED")?).map_err(KernelError::map)?,
             sampler,
             looping,
+            finds_registers: has_task_registers != 0 || offsets.saved_registers.is_some(),
+            features,
             logger,
             _next: next,
             ebpf,
@@ -384,6 +429,30 @@ impl Kernel {
         self.looping
     }
 
+    /// What this kernel lacks, and what follows for a recording, in sentences.
+    #[must_use]
+    pub fn lacks(&self) -> Vec<Lack> {
+        let missing = self.features.findings().iter().filter(|it| !it.is_there);
+        missing
+            .map(|finding| {
+                let feature = finding.feature;
+                let (loses, so) = match feature.without() {
+                    _ if feature == Feature::TaskRegisters && !self.finds_registers => {
+                        (true, "samples that hit the kernel have no native frames")
+                    }
+                    Without::Nothing(so) | Without::Less(so) => (true, so),
+                    Without::Same(so) => (false, so),
+                };
+                let (major, minor) = feature.since();
+                let name = feature.name();
+                Lack {
+                    loses,
+                    sentence: format!("no {name} before Linux {major}.{minor}: {so}"),
+                }
+            })
+            .collect()
+    }
+
     /// What the kernel says of the loaded programs.
     #[must_use]
     pub fn programs(&self) -> Vec<ProgramFacts> {
@@ -402,14 +471,28 @@ impl Kernel {
     }
 }
 
+/// Finds out whether rbprof could record: loads and attaches everything, lets
+/// it tick for a moment, and takes it away again.
+///
+/// # Errors
+/// [`KernelError`] as from [`Kernel::load`] and [`Kernel::start`].
+pub fn try_out(translate_ids: bool) -> Result<(), KernelError> {
+    let mut kernel = Kernel::load(&Options {
+        translate_ids,
+        ..Options::default()
+    })?;
+    kernel.start()?;
+    kernel.stop()
+}
+
 /// Loads the tick program that this kernel takes.
 fn load_sampler(
     ebpf: &mut Ebpf,
-    looping: Looping,
+    by_loop: bool,
 ) -> Result<(&'static str, &'static str, ProgramArray<MapData>), KernelError> {
     let mut next: ProgramArray<MapData> =
         ProgramArray::try_from(take(ebpf, "NEXT")?).map_err(KernelError::map)?;
-    if looping == Looping::Probe && error::kernel_release() >= Some((5, 17)) {
+    if by_loop {
         let sampler: &mut PerfEvent = program(ebpf, "sample")?;
         sampler
             .load()

@@ -45,9 +45,7 @@ impl Ticks {
             .collect();
         for cpu in gone {
             if let Some(event) = self.events.remove(&cpu) {
-                program
-                    .detach(event)
-                    .map_err(|error| KernelError::attach("perf event", error))?;
+                program.detach(event).map_err(KernelError::perf_event)?;
             }
         }
         for cpu in online {
@@ -66,7 +64,7 @@ impl Ticks {
                 }
                 // The CPU may have gone offline in this very moment.
                 Err(_) if !still_online(cpu) => {}
-                Err(error) => return Err(KernelError::attach("perf event", error)),
+                Err(error) => return Err(KernelError::perf_event(error)),
             }
         }
         Ok(())
@@ -75,9 +73,7 @@ impl Ticks {
     /// Closes all events.
     pub(super) fn stop(&mut self, program: &mut PerfEvent) -> Result<(), KernelError> {
         for (_, event) in std::mem::take(&mut self.events) {
-            program
-                .detach(event)
-                .map_err(|error| KernelError::attach("perf event", error))?;
+            program.detach(event).map_err(KernelError::perf_event)?;
         }
         Ok(())
     }

@@ -145,7 +145,7 @@ impl Session {
             kernel: kernel::error::kernel_release_text(),
             ..Metadata::default()
         };
-        Ok(Self {
+        let mut session = Self {
             kernel,
             attacher: Attacher::default(),
             processes: HashMap::new(),
@@ -163,7 +163,20 @@ impl Session {
             replaced: HashMap::new(),
             resolved: Vec::new(),
             locations: Vec::new(),
-        })
+        };
+        session.tell_of_kernel();
+        Ok(session)
+    }
+
+    /// Has the profile say what this kernel lacks.
+    fn tell_of_kernel(&mut self) {
+        for lack in self.kernel.lacks() {
+            if lack.loses {
+                self.warn(&lack.sentence);
+            } else {
+                self.profile.metadata.comments.push(lack.sentence);
+            }
+        }
     }
 
     /// What processes are attached to with.

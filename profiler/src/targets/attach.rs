@@ -9,6 +9,8 @@ use crate::memory::OpenError;
 use crate::memory::PinError;
 use crate::memory::PinnedProcess;
 use crate::memory::ProcessMemory;
+use crate::privileges;
+use crate::privileges::CapabilitySet;
 
 use super::AttachError;
 use super::ThreadPointer;
@@ -192,6 +194,11 @@ fn trace_permission(pid: u32, what: &str, error: &io::Error) -> AttachError {
     AttachError::Permission {
         pid,
         what: format!("{what}: {error}"),
-        capability: "CAP_SYS_PTRACE",
+        capability: if privileges::effective().contains(CapabilitySet::SYS_PTRACE) {
+            "CAP_SYS_PTRACE (this process has it: look at kernel.yama.ptrace_scope, where 3 \
+             forbids all, security modules, and user namespaces)"
+        } else {
+            "CAP_SYS_PTRACE"
+        },
     }
 }

@@ -203,8 +203,8 @@ impl Worker {
                 Ok(Some(source)) => KernelSymbols::Loaded(source),
                 Ok(None) => {
                     lock(&self.found).note(
-                        "kernel functions have no names: the kernel hides its addresses \
-                         (sysctl kernel.kptr_restrict)"
+                        "kernel functions have no names: the kernel hides its addresses; \
+                         seeing them takes CAP_SYSLOG, and kernel.kptr_restrict below 2"
                             .to_owned(),
                     );
                     KernelSymbols::None
