@@ -46,6 +46,8 @@ def in_grandchild
   announce("grandchild")
   busy(BUSY_MS)
   Thread.new { in_thread_of_grandchild }.join
+  # What has ended has no names any more: where reading them takes long, it stays.
+  sleep(Float(ENV.fetch("LINGER", "0")))
 end
 
 def in_thread_of_grandchild

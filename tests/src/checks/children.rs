@@ -28,6 +28,9 @@ pub struct Pace {
     pub busy_ms: u64,
     /// Rounds of a loop of the shell's.
     pub shell_rounds: u64,
+    /// How long the last process stays when it is done, seconds: an emulated
+    /// machine takes long to read the names of what it has not seen before.
+    pub linger: &'static str,
     /// Samples that each must have at least. On a shared machine, time that the
     /// hypervisor gave to others counts as CPU time of the process and has no
     /// ticks; how many of the ticks that there were arrive is the matter of another
@@ -41,6 +44,7 @@ impl Pace {
         frequency: 199,
         busy_ms: 400,
         shell_rounds: 300_000,
+        linger: "0",
         enough: 10,
     };
     /// Of emulated machines: 30 samples are due.
@@ -48,6 +52,7 @@ impl Pace {
         frequency: 97,
         busy_ms: 300,
         shell_rounds: 10_000,
+        linger: "3",
         enough: 10,
     };
 }
@@ -65,7 +70,8 @@ pub fn children_are_recorded(ruby: &Installed, pace: Pace) -> Result<Option<usiz
         ruby.script(&rig::workload("processes.rb"))?
             .arg("wait")
             .env("BUSY_MS", pace.busy_ms.to_string())
-            .env("SHELL_ROUNDS", pace.shell_rounds.to_string()),
+            .env("SHELL_ROUNDS", pace.shell_rounds.to_string())
+            .env("LINGER", pace.linger),
     )?;
     target.wait_for("ready")?;
     let Some(mut recorder) = Recorder::new(&Options {
