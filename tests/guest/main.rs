@@ -15,10 +15,13 @@
 //! that it prints sums up.
 
 mod facts;
+mod privileges;
+mod user;
 
 use std::env;
 use std::path::Path;
 use std::path::PathBuf;
+use std::process::Command;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -74,6 +77,10 @@ const CHECKS: [(&str, Check); 6] = [
 ];
 
 fn main() -> ExitCode {
+    if let Err(error) = user::become_other() {
+        eprintln!("error: {error:#}");
+        return ExitCode::FAILURE;
+    }
     rig::set_emulated();
     let mut arguments = Arguments::from_args();
     // Each measures, and the machine is small.
@@ -97,10 +104,19 @@ fn trials(facts: &Facts) -> Vec<Trial> {
             })
         })
         .collect();
-    let first = subjects.first().map(Arc::clone);
-    let mut trials = vec![trial("load_and_attach".to_owned(), move || {
-        load_and_attach(first.as_deref().context("no Ruby is there")?)
-    })];
+    let with_first = |name: &str, check: Check| {
+        let first = subjects.first().map(Arc::clone);
+        trial(name.to_owned(), move || {
+            check(first.as_deref().context("no Ruby is there")?)
+        })
+    };
+    let mut trials = vec![
+        with_first("load_and_attach", load_and_attach),
+        with_first("system", of_system),
+        with_first("privileges", |subject| {
+            privileges::few_are_enough(&subject.command, &subject.ruby)
+        }),
+    ];
     let turn: Option<usize> = env::var("RBPROF_GUEST_TURN")
         .ok()
         .and_then(|turn| turn.parse().ok());
@@ -127,6 +143,10 @@ fn trials(facts: &Facts) -> Vec<Trial> {
             ));
         }
     }
+    // The last one: nothing can be recorded afterwards.
+    trials.push(with_first("lockdown", |subject| {
+        privileges::lockdown_is_named(&subject.command)
+    }));
     trials
 }
 
@@ -163,6 +183,21 @@ fn load_and_attach(subject: &Subject) -> Result<()> {
         eprintln!("{}: {} samples", loaded.looping, loaded.samples);
         subject.facts.loaded(&loaded);
     }
+    Ok(())
+}
+
+/// The command finds that it can record here.
+fn of_system(subject: &Subject) -> Result<()> {
+    let mut command = Command::new(&subject.command);
+    let output = command.args(["inspect", "--system"]).output()?;
+    let page = String::from_utf8_lossy(&output.stdout);
+    eprintln!("{page}");
+    ensure!(
+        output.status.success() && page.contains("rbprof can record here"),
+        "{}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
     Ok(())
 }
 

@@ -165,6 +165,10 @@ pub fn children_are_recorded(ruby: &Installed, pace: Pace) -> Result<Option<usiz
     // It can be told for what it is only after the first look at it.
     let not_ruby = of_shell.remove("(not Ruby: sh)").unwrap_or(0);
     let starting = of_shell.remove("(starting: sh)").unwrap_or(0);
+    // The kernel replaces the memory a moment before it says so
+    // (`sched_process_exec`); a tick in between finds no Ruby any more.
+    let replaced = of_shell.remove("(unreadable Ruby stack)").unwrap_or(0);
+    ensure!(replaced <= 1, "{replaced} samples while it was replaced");
     ensure!(of_shell.is_empty(), "the shell: {of_shell:?}");
     ensure!(not_ruby > starting, "{not_ruby} after {starting}");
     Ok(Some(counts.values().sum()))
