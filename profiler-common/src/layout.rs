@@ -783,7 +783,8 @@ pub static LAYOUTS: [Layout; 13] = [
         to: Version::new(2, 7, 8),
         walk: walk(56, 56, 24, 32, 72),
         names: old_names(168, 256, 8, 168, 64),
-        collector: collector(1152, None, objspace(16, Some(424)), None),
+        // On arm64 as found in a live process.
+        collector: collector(1152, Some(1176), objspace(16, Some(424)), None),
         zjit: false,
         development: false,
     },

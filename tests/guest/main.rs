@@ -7,7 +7,7 @@
 //! | `RBPROF_GUEST_RUBIES` | a folder with root file systems, each named as the recipe of its Ruby | `/rubies` |
 //! | `RBPROF_COMMAND` | the command `rbprof` | `/bin/rbprof` |
 //! | `RBPROF_WORKLOADS` | the folder of the Ruby programs | the source tree's |
-//! | `RBPROF_GUEST_TURN` | a number: each check but `frames` is made with one of the Rubies, in turn by this number | each is made with every Ruby |
+//! | `RBPROF_GUEST_TURN` | a number: each check but `frames` and `collector` is made with one of the Rubies, in turn by this number | each is made with every Ruby |
 //!
 //! Each root has the C extension at `xtask::rubies::extension::IN_A_MACHINE`. On
 //! `PATH` it needs `sh`, `unshare`, `mount`, `chroot` and `kill`, of which
@@ -34,6 +34,7 @@ use libtest_mimic::Trial;
 use rbprof::kernel::Looping;
 use rbprof_tests::checks::children;
 use rbprof_tests::checks::children::children_are_recorded;
+use rbprof_tests::checks::collector::collections_are_seen;
 use rbprof_tests::checks::depth;
 use rbprof_tests::checks::depth::arrives_whole;
 use rbprof_tests::checks::depth::is_cut;
@@ -67,13 +68,14 @@ struct Subject {
 type Check = fn(&Subject) -> Result<()>;
 
 /// The checks of each Ruby, by their names.
-const CHECKS: [(&str, Check); 6] = [
+const CHECKS: [(&str, Check); 7] = [
     ("frames", of_frames),
     ("depth", of_depth),
     ("extension", of_extension),
     ("threads", of_threads),
     ("children", of_children),
     ("split", of_split),
+    ("collector", of_collector),
 ];
 
 fn main() -> ExitCode {
@@ -264,6 +266,11 @@ fn of_children(subject: &Subject) -> Result<()> {
         &subject.ruby,
         children::Pace::EMULATED,
     )?)?;
+    Ok(())
+}
+
+fn of_collector(subject: &Subject) -> Result<()> {
+    ran(collections_are_seen(&subject.ruby)?)?;
     Ok(())
 }
 

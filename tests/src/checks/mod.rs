@@ -13,6 +13,7 @@
 //! it to record.
 
 pub mod children;
+pub mod collector;
 pub mod depth;
 pub mod extension;
 pub mod frames;

@@ -24,6 +24,7 @@ done
 cd /root
 # A shell of its own session, so that it can have the console to itself.
 setsid -c /command
+status=$?
 echo
-echo "$(cat /mark) $?"
+echo "$(cat /mark) $status"
 poweroff -f

@@ -50,6 +50,7 @@ const AT_ONCE: usize = 2;
 const TURN: &str = "RBPROF_GUEST_TURN";
 /// What the checks say in the end, which the line of a machine quotes.
 const SUMMARY: &str = "guest: ";
+const NONE_FAILED: &str = " 0 failed";
 
 /// What a person asks for.
 #[derive(Debug, Args)]
@@ -173,7 +174,7 @@ fn check(machine: &Machine, turn: usize, programs: &Programs) -> Result<()> {
     let status = session.run(|line| console.push(line.to_owned()));
     let summary = console.iter().find_map(|line| line.strip_prefix(SUMMARY));
     match (&status, summary) {
-        (Ok(0), Some(summary)) => {
+        (Ok(0), Some(summary)) if summary.contains(NONE_FAILED) => {
             println!(
                 "  {}: {summary} ({:.0} s)",
                 machine.name(),
