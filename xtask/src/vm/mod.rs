@@ -22,6 +22,7 @@ mod programs;
 mod qemu;
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 use std::time::Instant;
@@ -64,6 +65,9 @@ pub struct Arguments {
     /// The kernel, as `--list` shows it.
     #[arg(long, default_value = "6.1")]
     kernel: String,
+    /// The rbprof that is in it [default: built as the tests build it].
+    #[arg(long, value_name = "FILE", conflicts_with = "all")]
+    rbprof: Option<PathBuf>,
     /// More for the kernel's command line, such as `lockdown=confidentiality`.
     #[arg(long, default_value = "")]
     append: String,
@@ -94,7 +98,7 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
         [] => default.as_slice(),
         words => words,
     };
-    let programs = programs::build(machine.architecture)?;
+    let programs = programs::build(machine.architecture, arguments.rbprof.as_deref())?;
     let session = Session {
         machine,
         programs: &programs,
@@ -116,7 +120,7 @@ pub fn check_all() -> Result<()> {
     let mut built = Vec::new();
     for architecture in [Architecture::Amd64, Architecture::Arm64] {
         image::provide(architecture)?;
-        built.push((architecture, programs::build(architecture)?));
+        built.push((architecture, programs::build(architecture, None)?));
     }
     let programs = |architecture| {
         let mut built = built.iter();

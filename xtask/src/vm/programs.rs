@@ -1,5 +1,6 @@
 //! The programs that run in a machine, built for it.
 
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -23,9 +24,9 @@ pub(super) struct Programs {
     pub(super) checks: PathBuf,
 }
 
-/// Builds them. For this machine that is what its own tests use, with this
-/// machine's C library.
-pub(super) fn build(architecture: Architecture) -> Result<Programs> {
+/// Builds them, or takes the `rbprof` that somebody has built. For this machine
+/// that is what its own tests use, with this machine's C library.
+pub(super) fn build(architecture: Architecture, rbprof: Option<&Path>) -> Result<Programs> {
     let target = match architecture {
         Architecture::Amd64 => None,
         Architecture::Arm64 => Some(setup::targets::ARM64),
@@ -44,14 +45,14 @@ pub(super) fn build(architecture: Architecture) -> Result<Programs> {
     folder.extend(target);
     folder.push("debug");
     Ok(Programs {
-        rbprof: folder.join(RBPROF),
+        rbprof: rbprof.map_or_else(|| folder.join(RBPROF), Path::to_path_buf),
         checks: folder.join(CHECKS),
     })
 }
 
 /// The libraries that a program of this machine needs, the dynamic linker among
 /// them; none if it is static.
-pub(super) fn libraries(program: &std::path::Path) -> Result<Vec<PathBuf>> {
+pub(super) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(libraries_in(&cmd::output(
         Command::new("ldd").arg(program),
     )?))
