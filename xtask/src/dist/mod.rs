@@ -62,7 +62,7 @@ const ARCHITECTURES: [Architecture; 2] = [Architecture::Amd64, Architecture::Arm
 /// builds of the same commit differ.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let source = Source::at(workspace::root())?;
-    if arguments.check && source.is_changed {
+    if arguments.check && (source.is_changed || source.commit.is_none()) {
         bail!("what is not committed cannot be built elsewhere: commit it, or leave out --check");
     }
     let architectures = arguments

@@ -22,6 +22,8 @@ pub(super) struct Source {
     pub(super) version: String,
     /// When it was committed: seconds since 1970.
     pub(super) time: u64,
+    /// The last commit; none without Git.
+    pub(super) commit: Option<String>,
     /// Whether it has changes that are not committed.
     pub(super) is_changed: bool,
 }
@@ -33,13 +35,18 @@ impl Source {
     /// # Errors
     /// If there is neither that variable nor Git with its data.
     pub(super) fn at(root: &Path) -> Result<Self> {
-        let time = match std::env::var(EPOCH) {
-            Ok(text) => seconds(&text).with_context(|| format!("{EPOCH}={text}"))?,
-            Err(_) => {
-                let text = git(root, &["log", "-1", "--format=%ct"]).with_context(|| {
+        let epoch = std::env::var(EPOCH).ok();
+        let last = git(root, &["log", "-1", "--format=%H %ct"]);
+        let commit = last.as_deref().ok().and_then(|line| line.split(' ').next());
+        let commit = commit.map(str::to_owned);
+        let time = match epoch {
+            Some(text) => seconds(&text).with_context(|| format!("{EPOCH}={text}"))?,
+            None => {
+                let line = last.with_context(|| {
                     format!("when the source was committed; without Git, set {EPOCH}")
                 })?;
-                seconds(&text).context("the time of the last commit")?
+                let time = line.split(' ').nth(1).unwrap_or_default();
+                seconds(time).context("the time of the last commit")?
             }
         };
         // A tree without Git is as somebody unpacked it.
@@ -50,15 +57,17 @@ impl Source {
             // The workspace has one version.
             version: env!("CARGO_PKG_VERSION").to_owned(),
             time,
+            commit,
             is_changed,
         })
     }
 
-    /// Writes the last commit to a new folder.
+    /// Writes that commit to a new folder.
     ///
     /// # Errors
-    /// If Git cannot, or the folder cannot be written.
+    /// If there is no commit, Git cannot, or the folder cannot be written.
     pub(super) fn copy_of_commit(&self, place: &Path) -> Result<Self> {
+        let commit = self.commit.as_deref().context("there is no commit")?;
         cache::create_dir(place)?;
         let archive = place.with_extension("tar");
         cmd::run(
@@ -66,7 +75,7 @@ impl Source {
                 .current_dir(&self.root)
                 .args(["archive", "--format=tar", "--output"])
                 .arg(&archive)
-                .arg("HEAD"),
+                .arg(commit),
         )?;
         let mut tree = std::fs::File::open(&archive)
             .map(tar::Archive::new)
@@ -79,6 +88,7 @@ impl Source {
             root: place.to_path_buf(),
             version: self.version.clone(),
             time: self.time,
+            commit: Some(commit.to_owned()),
             is_changed: false,
         })
     }
@@ -107,10 +117,10 @@ mod tests {
     #[test]
     fn a_copy_is_the_commit_with_its_time() {
         let root = workspace::root();
-        if !root.join(".git").exists() {
+        let source = Source::at(root).unwrap();
+        if source.commit.is_none() {
             return;
         }
-        let source = Source::at(root).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let copy = source.copy_of_commit(&folder.path().join("tree")).unwrap();
         assert!(copy.root.join("xtask/Cargo.toml").exists());
