@@ -35,29 +35,26 @@ impl Source {
     /// # Errors
     /// If there is neither that variable nor Git with its data.
     pub(super) fn at(root: &Path) -> Result<Self> {
-        let epoch = std::env::var(EPOCH).ok();
-        let last = git(root, &["log", "-1", "--format=%H %ct"]);
-        let commit = last.as_deref().ok().and_then(|line| line.split(' ').next());
-        let commit = commit.map(str::to_owned);
-        let time = match epoch {
-            Some(text) => seconds(&text).with_context(|| format!("{EPOCH}={text}"))?,
-            None => {
-                let line = last.with_context(|| {
-                    format!("when the source was committed; without Git, set {EPOCH}")
-                })?;
-                let time = line.split(' ').nth(1).unwrap_or_default();
-                seconds(time).context("the time of the last commit")?
-            }
+        // A tree that was unpacked may lie in one of something else.
+        let has_git = root.join(".git").exists();
+        let last = if has_git {
+            git(root, &["log", "-1", "--format=%H %ct"])?
+        } else {
+            String::new()
         };
-        // A tree without Git is as somebody unpacked it.
-        let is_changed =
-            root.join(".git").exists() && !git(root, &["status", "--porcelain"])?.trim().is_empty();
+        let last = last.trim().split_once(' ');
+        let epoch = std::env::var(EPOCH).ok();
+        let time = epoch.as_deref().or(last.map(|(_, time)| time));
+        let time = time.with_context(|| {
+            format!("without Git, nothing says when the source is from: set {EPOCH}")
+        })?;
+        let is_changed = has_git && !git(root, &["status", "--porcelain"])?.trim().is_empty();
         Ok(Self {
             root: root.to_path_buf(),
             // The workspace has one version.
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            time,
-            commit,
+            time: seconds(time)?,
+            commit: last.map(|(commit, _)| commit.to_owned()),
             is_changed,
         })
     }
@@ -99,7 +96,8 @@ fn git(root: &Path, args: &[&str]) -> Result<String> {
 }
 
 fn seconds(text: &str) -> Result<u64> {
-    text.trim().parse().context("not a number of seconds")
+    let number = text.trim().parse();
+    number.with_context(|| format!("{text:?} is not a number of seconds"))
 }
 
 #[cfg(test)]

@@ -98,7 +98,11 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
         [] => default.as_slice(),
         words => words,
     };
-    let programs = programs::build(machine.architecture, arguments.rbprof.as_deref())?;
+    let with_checks = command.iter().any(|word| word.contains(CHECKS));
+    let programs = match &arguments.rbprof {
+        Some(rbprof) => programs::with(rbprof, machine.architecture, with_checks)?,
+        None => programs::build(machine.architecture)?,
+    };
     let session = Session {
         machine,
         programs: &programs,
@@ -120,7 +124,7 @@ pub fn check_all() -> Result<()> {
     let mut built = Vec::new();
     for architecture in [Architecture::Amd64, Architecture::Arm64] {
         image::provide(architecture)?;
-        built.push((architecture, programs::build(architecture, None)?));
+        built.push((architecture, programs::build(architecture)?));
     }
     let programs = |architecture| {
         let mut built = built.iter();

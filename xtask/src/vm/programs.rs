@@ -21,12 +21,26 @@ const CHECKS: &str = "rbprof-guest";
 #[derive(Debug)]
 pub(super) struct Programs {
     pub(super) rbprof: PathBuf,
-    pub(super) checks: PathBuf,
+    /// None where only another command runs.
+    pub(super) checks: Option<PathBuf>,
 }
 
-/// Builds them, or takes the `rbprof` that somebody has built. For this machine
-/// that is what its own tests use, with this machine's C library.
-pub(super) fn build(architecture: Architecture, rbprof: Option<&Path>) -> Result<Programs> {
+/// Somebody's own `rbprof`, with checks if they are to run.
+pub(super) fn with(
+    rbprof: &Path,
+    architecture: Architecture,
+    with_checks: bool,
+) -> Result<Programs> {
+    let built = with_checks.then(|| build(architecture)).transpose()?;
+    Ok(Programs {
+        rbprof: rbprof.to_path_buf(),
+        checks: built.and_then(|built| built.checks),
+    })
+}
+
+/// Builds them. For this machine that is what its own tests use, with this
+/// machine's C library.
+pub(super) fn build(architecture: Architecture) -> Result<Programs> {
     let target = match architecture {
         Architecture::Amd64 => None,
         Architecture::Arm64 => Some(setup::targets::ARM64),
@@ -45,8 +59,8 @@ pub(super) fn build(architecture: Architecture, rbprof: Option<&Path>) -> Result
     folder.extend(target);
     folder.push("debug");
     Ok(Programs {
-        rbprof: rbprof.map_or_else(|| folder.join(RBPROF), Path::to_path_buf),
-        checks: folder.join(CHECKS),
+        rbprof: folder.join(RBPROF),
+        checks: Some(folder.join(CHECKS)),
     })
 }
 
