@@ -20,7 +20,10 @@ const PROGRAM: &str = "\
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern \"C\" fn rbprof_answer() -> u32 { 42 }
-fn main() { println!(\"{}\", rbprof_answer()); }
+fn main() {
+    let call: extern \"C\" fn() -> u32 = std::hint::black_box(rbprof_answer);
+    println!(\"{}\", call());
+}
 ";
 const SYMBOL: &[u8] = b"rbprof_answer";
 

@@ -5,7 +5,9 @@
 //! `/usr/lib/debug`.
 
 use std::ffi::OsStr;
+use std::fs::Permissions;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -38,6 +40,9 @@ pub fn split(
             .arg("--only-keep-debug")
             .args([program, debug]),
     )?;
+    // It is as executable as the program was.
+    std::fs::set_permissions(debug, Permissions::from_mode(0o644))
+        .with_context(|| format!("changing the mode of {}", debug.display()))?;
     cmd::output(
         Command::new(objcopy)
             .arg("--strip-all")

@@ -71,7 +71,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let target_dir = workspace::target_dir()?;
     let out = arguments.out.clone();
     let out = out.unwrap_or_else(|| target_dir.join("dist"));
-    // `target/dist` has programs of the build, where it is the profile's folder.
+    // Not the target folder itself: in that, `dist` is where cargo would put what
+    // it compiles for this machine.
     let files = make(
         &source,
         &target_dir.join("dist-build"),
