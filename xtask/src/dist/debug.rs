@@ -53,11 +53,13 @@ pub fn split(
 }
 
 /// Debian has both under such a name, that of the machine itself among them.
-const fn objcopy(architecture: Architecture) -> &'static str {
-    match architecture {
+/// Elsewhere, one may know all processors.
+fn objcopy(architecture: Architecture) -> &'static str {
+    let name = match architecture {
         Architecture::Amd64 => "x86_64-linux-gnu-objcopy",
         Architecture::Arm64 => "aarch64-linux-gnu-objcopy",
-    }
+    };
+    cmd::find(name).map_or("objcopy", |_| name)
 }
 
 /// Checks that a debugger will take `debug` for the debug file of `stripped`, and
