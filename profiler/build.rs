@@ -17,9 +17,14 @@ use anyhow::bail;
 const TOOLCHAIN: &str = "1.95.0";
 const TARGET: &str = "bpfel-unknown-none";
 const CARGO_VARIABLE: &str = "RBPROF_EBPF_CARGO";
+/// The compiler's flags, as cargo tells them to build scripts and reads them.
+const FLAGS_VARIABLE: &str = "CARGO_ENCODED_RUSTFLAGS";
+/// What stands between two of them.
+const FLAGS_SEPARATOR: &str = "\x1f";
 
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-env-changed={CARGO_VARIABLE}");
+    println!("cargo:rerun-if-env-changed={FLAGS_VARIABLE}");
     for path in [
         "build.rs",
         "../profiler-ebpf",
@@ -31,6 +36,14 @@ fn main() -> anyhow::Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?);
     let arch = env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")?;
     let target_dir = out.join("ebpf");
+
+    // Calls between BPF functions and `bpf_loop` callbacks need BTF.
+    let mut flags = vec![
+        format!("--cfg=bpf_target_arch=\"{arch}\""),
+        "-Cdebuginfo=2".to_owned(),
+        "-Clink-arg=--btf".to_owned(),
+    ];
+    flags.extend(renamed_folders());
 
     let mut cargo = match env::var_os(CARGO_VARIABLE) {
         Some(cargo) => Command::new(cargo),
@@ -56,11 +69,7 @@ fn main() -> anyhow::Result<()> {
         // Unstable features (the target, building `core`) in this nested build
         // only: set globally this would flip feature probes of other crates.
         .env("RUSTC_BOOTSTRAP", "1")
-        .env(
-            "CARGO_ENCODED_RUSTFLAGS",
-            // Calls between BPF functions and `bpf_loop` callbacks need BTF.
-            format!("--cfg=bpf_target_arch=\"{arch}\"\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf"),
-        )
+        .env(FLAGS_VARIABLE, flags.join(FLAGS_SEPARATOR))
         // What the outer cargo set for the host must not reach the inner one.
         .env_remove("RUSTC")
         .env_remove("RUSTC_WRAPPER")
@@ -94,4 +103,16 @@ fn main() -> anyhow::Result<()> {
     std::fs::copy(&object, out.join("rbprof-ebpf"))
         .with_context(|| format!("cannot copy {}", object.display()))?;
     Ok(())
+}
+
+/// The outer compiler's flags that give folders other names in debug information,
+/// so that what is built is the same in any folder: the object's BTF has names of
+/// files, too.
+fn renamed_folders() -> Vec<String> {
+    let flags = env::var(FLAGS_VARIABLE).unwrap_or_default();
+    flags
+        .split(FLAGS_SEPARATOR)
+        .filter(|flag| flag.starts_with("--remap-path-prefix="))
+        .map(str::to_owned)
+        .collect()
 }

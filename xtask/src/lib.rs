@@ -4,6 +4,7 @@
 pub mod cache;
 pub mod cmd;
 pub mod demo;
+pub mod dist;
 pub mod fuzz;
 pub mod layouts;
 pub mod machine;

@@ -1,4 +1,4 @@
-//! What a developer of rbprof runs: `cargo xtask setup | rubies | vm | test | demo`.
+//! What a developer of rbprof runs: `cargo xtask setup | rubies | vm | test | dist | demo`.
 
 use std::process::ExitCode;
 
@@ -6,6 +6,7 @@ use clap::Parser;
 use clap::Subcommand;
 
 use xtask::demo;
+use xtask::dist;
 use xtask::fuzz;
 use xtask::layouts;
 use xtask::rubies;
@@ -60,6 +61,8 @@ enum Task {
     ///
     /// The exit status is that of the command in it.
     Vm(vm::Arguments),
+    /// Build what a release consists of: static binaries for both processors.
+    Dist(dist::Arguments),
     /// Profile a bundled Ruby program for five seconds and show the result.
     Demo,
 }
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Task::Test { every_ruby, filter } => test::run(filter.as_deref(), every_ruby),
         Task::Fuzz { seconds, names } => fuzz::run(seconds, &names),
         Task::Demo => demo::run(),
+        Task::Dist(arguments) => dist::run(&arguments),
         Task::Vm(arguments) => match vm::run(&arguments) {
             Ok(status) => return ExitCode::from(status),
             Err(error) => Err(error),

@@ -87,9 +87,13 @@ pub(super) fn write(content: &Content<'_>, file: File) -> Result<File> {
     archive.copy("bin/busybox", &busybox(content.architecture)?)?;
     let programs = content.programs;
     archive.copy("bin/rbprof", &programs.rbprof)?;
-    archive.copy("bin/rbprof-guest", &programs.checks)?;
+    if let Some(checks) = &programs.checks {
+        archive.copy("bin/rbprof-guest", checks)?;
+    }
     if content.architecture == Architecture::Amd64 {
-        for library in programs::libraries(&programs.checks)? {
+        // Those of the checks are those of the rbprof that is built with them.
+        let linked = programs.checks.as_ref().unwrap_or(&programs.rbprof);
+        for library in programs::libraries(linked)? {
             let place = library.to_string_lossy();
             archive.copy(place.trim_start_matches('/'), &library)?;
         }

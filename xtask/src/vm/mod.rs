@@ -22,6 +22,7 @@ mod programs;
 mod qemu;
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 use std::time::Instant;
@@ -67,6 +68,9 @@ pub struct Arguments {
     /// The kernel, as `--list` shows it.
     #[arg(long, default_value = "6.1")]
     kernel: String,
+    /// The rbprof that is in it [default: built as the tests build it].
+    #[arg(long, value_name = "FILE", conflicts_with = "all")]
+    rbprof: Option<PathBuf>,
     /// More for the kernel's command line, such as `lockdown=confidentiality`.
     #[arg(long, default_value = "")]
     append: String,
@@ -97,7 +101,11 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
         [] => default.as_slice(),
         words => words,
     };
-    let programs = programs::build(machine.architecture)?;
+    let with_checks = command.iter().any(|word| word.contains(CHECKS));
+    let programs = match &arguments.rbprof {
+        Some(rbprof) => programs::with(rbprof, machine.architecture, with_checks)?,
+        None => programs::build(machine.architecture)?,
+    };
     let session = Session {
         machine,
         programs: &programs,

@@ -1,5 +1,6 @@
 //! The programs that run in a machine, built for it.
 
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -20,7 +21,21 @@ const CHECKS: &str = "rbprof-guest";
 #[derive(Debug)]
 pub(super) struct Programs {
     pub(super) rbprof: PathBuf,
-    pub(super) checks: PathBuf,
+    /// None where only another command runs.
+    pub(super) checks: Option<PathBuf>,
+}
+
+/// Somebody's own `rbprof`, with checks if they are to run.
+pub(super) fn with(
+    rbprof: &Path,
+    architecture: Architecture,
+    with_checks: bool,
+) -> Result<Programs> {
+    let built = with_checks.then(|| build(architecture)).transpose()?;
+    Ok(Programs {
+        rbprof: rbprof.to_path_buf(),
+        checks: built.and_then(|built| built.checks),
+    })
 }
 
 /// Builds them. For this machine that is what its own tests use, with this
@@ -45,13 +60,13 @@ pub(super) fn build(architecture: Architecture) -> Result<Programs> {
     folder.push("debug");
     Ok(Programs {
         rbprof: folder.join(RBPROF),
-        checks: folder.join(CHECKS),
+        checks: Some(folder.join(CHECKS)),
     })
 }
 
 /// The libraries that a program of this machine needs, the dynamic linker among
 /// them; none if it is static.
-pub(super) fn libraries(program: &std::path::Path) -> Result<Vec<PathBuf>> {
+pub(super) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(libraries_in(&cmd::output(
         Command::new("ldd").arg(program),
     )?))
