@@ -45,6 +45,8 @@ pub struct Pace {
     /// CPU time of a part at once, milliseconds: so much that what is done between
     /// two parts hardly counts.
     pub slice_ms: u64,
+    /// CPU time of a block that C code calls again and again, milliseconds.
+    pub block_ms: u64,
     /// Largest error of a share; the CPU time must be enough for that.
     pub points: f64,
     /// Largest share of samples that are on their way from one chain to another.
@@ -62,6 +64,7 @@ impl Pace {
         frequency: 997,
         cpu_ms: 8_500,
         slice_ms: SLICE_MS,
+        block_ms: 1,
         points: 0.02,
         on_the_way: ON_THE_WAY,
         in_doubt: IN_DOUBT,
@@ -76,6 +79,7 @@ impl Pace {
         frequency: 149,
         cpu_ms: 4_000,
         slice_ms: 200,
+        block_ms: 5,
         points: 0.10,
         on_the_way: 0.08,
         in_doubt: 0.02,
@@ -136,8 +140,10 @@ const C_THREAD: (&str, &str) = (
 /// # Errors
 /// If they are not.
 pub fn shares_are_right(bench: &Bench<'_>, jit: Jit, pace: Pace) -> Result<u64> {
+    let block_ms = pace.block_ms.to_string();
     let task = Task {
         jit,
+        environment: &[("BLOCK_MS", &block_ms)],
         cpu_ms: pace.cpu_ms,
         slice_ms: pace.slice_ms,
         frequency: pace.frequency,

@@ -7,6 +7,8 @@ require_relative "spend"
 
 module Parts
   MS = Spend::SLICE
+  # How long the block of `with_block` takes.
+  BLOCK_MS = Integer(ENV.fetch("BLOCK_MS", "1"))
 
   def self.cpu
     Burn.cpu(MS)
@@ -16,16 +18,16 @@ module Parts
     Burn.without_gvl(MS)
   end
 
-  # Half of it in the block.
+  # Half of it in the block, or more if that takes longer than a millisecond.
   def self.with_block
     $in_block = 0
-    Burn.with_block(MS) { in_block }
+    Burn.with_block(MS / BLOCK_MS) { in_block }
     Spend.elsewhere("in_block", $in_block)
   end
 
   def self.in_block
     before = Spend.cpu
-    spin(1)
+    spin(BLOCK_MS)
     $in_block += Spend.cpu - before
   end
 

@@ -169,7 +169,7 @@ const DEADLINE: Duration = Duration::from_secs(1200);
 
 fn check(machine: &Machine, turn: usize, programs: &Programs) -> Result<()> {
     let begun = Instant::now();
-    let words = ["env", &format!("{TURN}={turn}"), CHECKS].map(str::to_owned);
+    let words = ["env", &format!("{TURN}={turn}"), CHECKS, "--color=never"].map(str::to_owned);
     let session = Session {
         machine,
         programs,
