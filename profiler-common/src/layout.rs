@@ -783,7 +783,6 @@ pub static LAYOUTS: [Layout; 13] = [
         to: Version::new(2, 7, 8),
         walk: walk(56, 56, 24, 32, 72),
         names: old_names(168, 256, 8, 168, 64),
-        // On arm64 as found in a live process.
         collector: collector(1152, Some(1176), objspace(16, Some(424)), None),
         zjit: false,
         development: false,
@@ -807,7 +806,7 @@ pub static LAYOUTS: [Layout; 13] = [
         to: Version::new(3, 3, 13),
         walk: walk(56, 48, 32, 48, 0).with_jit_return(48),
         names: names(160, 288, 169, 1 << 12, class_fields(32, 96, 120), 24, 112),
-        collector: collector(1304, Some(1320), objspace(16, Some(1392)), ractors(384)),
+        collector: collector(1304, Some(1328), objspace(16, Some(1392)), ractors(384)),
         zjit: false,
         development: false,
     },

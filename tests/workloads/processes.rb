@@ -1,7 +1,8 @@
 # frozen_string_literal: true
 
 # A process that forks, whose children fork, start threads and run a program
-# that is not Ruby. Every process says what it is:
+# that is not Ruby. With `NO_COLLECTOR` set, no garbage is collected meanwhile.
+# Every process says what it is:
 #
 #     process NAME PID
 #     cpu NAME NANOSECONDS
@@ -10,6 +11,8 @@
 # Ruby.
 
 require_relative "points"
+
+GC.disable if ENV["NO_COLLECTOR"]
 
 BUSY_MS = Integer(ENV.fetch("BUSY_MS", "400"))
 SHELL_ROUNDS = Integer(ENV.fetch("SHELL_ROUNDS", "300000"))

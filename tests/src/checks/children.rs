@@ -31,6 +31,8 @@ pub struct Pace {
     /// How long the last process stays when it is done, seconds: an emulated
     /// machine takes long to read the names of what it has not seen before.
     pub linger: &'static str,
+    /// Whether Ruby collects its garbage; see [`frames`](super::frames::Pace).
+    pub collector: bool,
     /// Samples that each must have at least. On a shared machine, time that the
     /// hypervisor gave to others counts as CPU time of the process and has no
     /// ticks; how many of the ticks that there were arrive is the matter of another
@@ -45,6 +47,7 @@ impl Pace {
         busy_ms: 400,
         shell_rounds: 300_000,
         linger: "0",
+        collector: true,
         enough: 10,
     };
     /// Of emulated machines: 30 samples are due.
@@ -53,6 +56,7 @@ impl Pace {
         busy_ms: 300,
         shell_rounds: 10_000,
         linger: "3",
+        collector: false,
         enough: 10,
     };
 }
@@ -66,13 +70,16 @@ impl Pace {
 /// hardly any.
 pub fn children_are_recorded(ruby: &Installed, pace: Pace) -> Result<Option<usize>> {
     let name = ruby.name;
-    let mut target = Target::start(
-        ruby.script(&rig::workload("processes.rb"))?
-            .arg("wait")
-            .env("BUSY_MS", pace.busy_ms.to_string())
-            .env("SHELL_ROUNDS", pace.shell_rounds.to_string())
-            .env("LINGER", pace.linger),
-    )?;
+    let mut command = ruby.script(&rig::workload("processes.rb"))?;
+    command
+        .arg("wait")
+        .env("BUSY_MS", pace.busy_ms.to_string())
+        .env("SHELL_ROUNDS", pace.shell_rounds.to_string())
+        .env("LINGER", pace.linger);
+    if !pace.collector {
+        command.env("NO_COLLECTOR", "1");
+    }
+    let mut target = Target::start(&mut command)?;
     target.wait_for("ready")?;
     let Some(mut recorder) = Recorder::new(&Options {
         frequency: pace.frequency,
