@@ -7,7 +7,7 @@
 //! | `RBPROF_GUEST_RUBIES` | a folder with root file systems, each named as the recipe of its Ruby | `/rubies` |
 //! | `RBPROF_COMMAND` | the command `rbprof` | `/bin/rbprof` |
 //! | `RBPROF_WORKLOADS` | the folder of the Ruby programs | the source tree's |
-//! | `RBPROF_GUEST_TURN` | a number: each check but `frames` and `collector` is made with one of the Rubies, in turn by this number | each is made with every Ruby |
+//! | `RBPROF_GUEST_TURN` | a number: each check but `frames` is made with one of the Rubies, in turn by this number | each is made with every Ruby |
 //!
 //! Each root has the C extension at `xtask::rubies::extension::IN_A_MACHINE`. On
 //! `PATH` it needs `sh`, `unshare`, `mount`, `chroot` and `kill`, of which

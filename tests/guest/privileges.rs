@@ -50,7 +50,7 @@ pub(crate) fn few_are_enough(rbprof: &Path, ruby: &Installed) -> Result<()> {
     let record = |capabilities| -> Result<Output> {
         let profile = profile();
         let mut command = as_nobody(capabilities, rbprof)?;
-        command.args(["record", "-q", "--pid", &pid, "-d", "4", "-o", &profile]);
+        command.args(["record", "-q", "--pid", &pid, "-d", "2", "-o", &profile]);
         Ok(command.output()?)
     };
     let recorded = record(THREE)?;

@@ -37,6 +37,8 @@ pub struct Machine {
     pub(super) package: &'static str,
     /// The processor model that is emulated.
     pub(super) processor: &'static str,
+    /// Where others are like it but for one thing: the Ruby that is enough there.
+    pub(super) only: Option<&'static str>,
 }
 
 /// The oldest kernel that rbprof supports, and those of Debian's releases since.
@@ -57,6 +59,7 @@ pub const MACHINES: &[Machine] = &[
         // Pages of 16 KiB.
         kernel: "6.12-16k",
         package: "linux-image-arm64-16k",
+        only: Some("debian-3.3.8"),
         ..arm64("6.12", "trixie")
     },
     arm64("7.2", "sid"),
@@ -70,6 +73,7 @@ const fn amd64(version: &'static str, suite: &'static str) -> Machine {
         suite,
         package: "linux-image-cloud-amd64",
         processor: "max",
+        only: None,
     }
 }
 
@@ -81,6 +85,7 @@ const fn arm64(version: &'static str, suite: &'static str) -> Machine {
         suite,
         package: "linux-image-cloud-arm64",
         processor: "max,pauth-impdef=on",
+        only: None,
     }
 }
 

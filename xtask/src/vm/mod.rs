@@ -169,7 +169,13 @@ const DEADLINE: Duration = Duration::from_secs(1200);
 
 fn check(machine: &Machine, turn: usize, programs: &Programs) -> Result<()> {
     let begun = Instant::now();
-    let words = ["env", &format!("{TURN}={turn}"), CHECKS, "--color=never"].map(str::to_owned);
+    let turn = format!("{TURN}={turn}");
+    let mut words = match machine.only {
+        Some(ruby) => vec![CHECKS, ruby],
+        None => vec!["env", &turn, CHECKS],
+    };
+    words.push("--color=never");
+    let words: Vec<String> = words.into_iter().map(str::to_owned).collect();
     let session = Session {
         machine,
         programs,
