@@ -9,7 +9,6 @@ use rbprof_common::wire::Frame;
 use rbprof_common::wire::frame_kind;
 use rbprof_common::wire::object;
 
-use super::PATIENCE;
 use super::Session;
 use super::process::Process;
 use crate::kernel::KernelError;
@@ -28,6 +27,10 @@ use crate::symbolize::Executed;
 use crate::symbolize::Resolved;
 use crate::symbolize::native::NativeNames;
 use crate::symbolize::native::ObjectFile;
+
+/// How long the end of a recording waits for names: a slow machine may still be
+/// reading the symbols of a large program.
+const FOR_NAMES: Duration = Duration::from_secs(20);
 
 /// Stands for the kernel among the objects.
 const KERNEL: u32 = u32::MAX;
@@ -172,7 +175,7 @@ impl MachineCode {
         let Some(names) = &self.names else {
             return Vec::new();
         };
-        let in_time = names.wait(PATIENCE);
+        let in_time = names.wait(FOR_NAMES);
         let mut notes = names.notes();
         if !in_time {
             notes
