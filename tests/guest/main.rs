@@ -44,6 +44,8 @@ use rbprof_tests::checks::frames;
 use rbprof_tests::checks::frames::frames_are_true;
 use rbprof_tests::checks::load;
 use rbprof_tests::checks::load::loads_and_attaches;
+use rbprof_tests::checks::roots;
+use rbprof_tests::checks::roots::every_stack_has_its_own;
 use rbprof_tests::checks::split;
 use rbprof_tests::checks::split::shares_are_true;
 use rbprof_tests::checks::threads;
@@ -64,11 +66,23 @@ struct Subject {
     facts: Facts,
 }
 
+impl Subject {
+    /// For a recording by the command.
+    fn bench(&self) -> Result<Bench<'_>> {
+        let root = self.ruby.root.as_deref().unwrap_or(Path::new("/"));
+        Ok(Bench {
+            rbprof: &self.command,
+            ruby: self.ruby.clone(),
+            extension: Extension::of_root(root)?,
+        })
+    }
+}
+
 /// A check of one Ruby.
 type Check = fn(&Subject) -> Result<()>;
 
 /// The checks of each Ruby, by their names.
-const CHECKS: [(&str, Check); 7] = [
+const CHECKS: [(&str, Check); 8] = [
     ("frames", of_frames),
     ("depth", of_depth),
     ("extension", of_extension),
@@ -76,6 +90,7 @@ const CHECKS: [(&str, Check); 7] = [
     ("children", of_children),
     ("split", of_split),
     ("collector", of_collector),
+    ("roots", of_roots),
 ];
 
 fn main() -> ExitCode {
@@ -242,14 +257,14 @@ fn whole(subject: &Subject, depth: usize, looping: Looping) -> Result<()> {
 }
 
 fn of_extension(subject: &Subject) -> Result<()> {
-    let root = subject.ruby.root.as_deref().unwrap_or(Path::new("/"));
-    let bench = Bench {
-        rbprof: &subject.command,
-        ruby: subject.ruby.clone(),
-        extension: Extension::of_root(root)?,
-    };
-    let samples = shares_are_right(&bench, Jit::Off, extension::Pace::EMULATED)?;
+    let pace = extension::Pace::EMULATED;
+    let samples = shares_are_right(&subject.bench()?, Jit::Off, pace)?;
     subject.facts.mixed(samples);
+    Ok(())
+}
+
+fn of_roots(subject: &Subject) -> Result<()> {
+    every_stack_has_its_own(&subject.bench()?, roots::Pace::EMULATED)?;
     Ok(())
 }
 

@@ -20,6 +20,8 @@ use rbprof_tests::checks::extension::WITH_SYMBOLS;
 use rbprof_tests::checks::extension::by_part;
 use rbprof_tests::checks::extension::is_the_extension;
 use rbprof_tests::checks::extension::parts;
+use rbprof_tests::checks::roots;
+use rbprof_tests::checks::roots::every_stack_has_its_own;
 use rbprof_tests::frames::Jit;
 use rbprof_tests::rig;
 use rbprof_tests::task::Bench;
@@ -183,48 +185,16 @@ fn a_thousand_levels_are_all_there() -> Result<()> {
 
 #[test]
 fn every_kind_of_stack_has_its_own_root() -> Result<()> {
-    const CPU: &str = "Burn.cpu;~;:burn_cpu;:burn_outer;:burn_middle;:burn_leaf";
-    const BLOCK: &str = "Burn.with_block;~;:burn_with_block;:block_outer;:block_middle;:block_leaf";
-    let chains = [
-        ("thread", format!("^;block in Roots.thread;{CPU}")),
-        ("fiber", format!("^;block in Roots.fiber;{BLOCK}")),
-        (
-            "block in fiber",
-            format!("^;block in Roots.fiber;{BLOCK};~;block (2 levels) in Roots.fiber;Roots.spin"),
-        ),
-        (
-            "fiber in thread",
-            format!("^;block (2 levels) in Roots.both;{CPU}"),
-        ),
-        ("ractor", "^;block in Roots.ractor;Roots.spin".to_owned()),
-    ];
-    for (name, ractors) in [
-        ("debian-2.7.4", false),
-        ("debian-3.1.2", true),
-        ("source-3.3.8-stripped", true),
-        ("debian-3.4.11", true),
+    for name in [
+        "debian-2.7.4",
+        "debian-3.1.2",
+        "source-3.3.8-stripped",
+        "debian-3.4.11",
     ] {
         let Some(bench) = bench(name)? else {
             return Ok(());
         };
-        let run = Task::new(&bench, "roots.rb").run()?;
-        run.is_beyond_doubt()?;
-        let chains = &chains[..chains.len() - usize::from(!ractors)];
-        for (view, profile) in &run.profiles {
-            // Threads are made and ended all the time.
-            let found = by_part(profile, *view, chains);
-            eprintln!("{name}: {found:#?}");
-            for (part, _) in chains {
-                let count = found.count(part);
-                ensure!(count * 50 > found.all, "{name}: {count} of {part}");
-            }
-            ensure!(
-                found.known() * 10 >= found.all * 9,
-                "{name}: {} of {} are known",
-                found.known(),
-                found.all
-            );
-        }
+        every_stack_has_its_own(&bench, roots::Pace::HOST)?;
     }
     Ok(())
 }

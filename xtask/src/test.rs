@@ -13,7 +13,6 @@ use crate::layouts;
 use crate::machine;
 use crate::rubies;
 use crate::setup;
-use crate::vm;
 use crate::workspace;
 
 /// The package of the integration tests.
@@ -97,7 +96,6 @@ pub fn run(filter: Option<&str>, every_ruby: bool) -> Result<()> {
         }),
     ]);
     if filter.is_none() {
-        outcomes.push(stage("virtual machines", vm::check_all));
         outcomes.push(stage("fuzz", || fuzz::run(FUZZ_SECONDS, &[])));
     }
     sum_up(&outcomes)

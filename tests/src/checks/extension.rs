@@ -74,14 +74,16 @@ impl Pace {
             NativeFrames::None,
         ],
     };
-    /// Of emulated machines.
+    /// Of emulated machines, where code that runs for the first time or seldom is
+    /// translated first: what is between two parts takes many times as long as on a
+    /// real machine, in comparison with the parts.
     pub const EMULATED: Self = Self {
         frequency: 149,
-        cpu_ms: 4_000,
+        cpu_ms: 5_000,
         slice_ms: 200,
-        block_ms: 5,
+        block_ms: 10,
         points: 0.10,
-        on_the_way: 0.08,
+        on_the_way: 0.12,
         in_doubt: 0.02,
         native: &[NativeFrames::Extensions, NativeFrames::All],
     };

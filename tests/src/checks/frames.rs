@@ -37,11 +37,11 @@ impl Pace {
         enough: frames::ENOUGH,
         collector: true,
     };
-    /// Of emulated machines: 4 ticks in each of 100 points. The emulator becomes
+    /// Of emulated machines: 10 ticks in each of 100 points. The emulator becomes
     /// faster with code that it has seen for a while, so that there may be fewer.
     pub const EMULATED: Self = Self {
         frequency: 97,
-        spin_ms: "40",
+        spin_ms: "100",
         enough: 1,
         collector: false,
     };

@@ -18,6 +18,7 @@ pub mod depth;
 pub mod extension;
 pub mod frames;
 pub mod load;
+pub mod roots;
 pub mod split;
 pub mod threads;
 

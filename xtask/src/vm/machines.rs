@@ -44,14 +44,15 @@ pub struct Machine {
 /// The oldest kernel that rbprof supports, and those of Debian's releases since.
 ///
 /// The first arm64 machine has no pointer authentication and no BTI, the others
-/// have; their authentication is a cheap one, since Arm's own is slow to emulate.
+/// have; their authentication is a cheap one, since Arm's own is slow to emulate. All
+/// set the access flag by themselves: docs/kernels.md says what happens on others.
 pub const MACHINES: &[Machine] = &[
     amd64("5.10", "bullseye"),
     amd64("6.1", "bookworm"),
     amd64("6.12", "trixie"),
     amd64("7.2", "sid"),
     Machine {
-        processor: "cortex-a72",
+        processor: "neoverse-n1",
         ..arm64("6.1", "bookworm")
     },
     arm64("6.12", "trixie"),

@@ -59,7 +59,7 @@ pub struct Arguments {
     /// List the machines, and run none.
     #[arg(long)]
     list: bool,
-    /// Run the checks in all of them, as `cargo xtask test` does.
+    /// Run the checks in all of them, two at a time.
     #[arg(long, conflicts_with_all = ["arch", "kernel", "command"])]
     all: bool,
     /// The processor.
