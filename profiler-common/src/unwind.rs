@@ -67,6 +67,12 @@ pub mod cfa {
     pub const SIGNAL: u8 = 7;
 }
 
+/// How far into a coroutine's first function a call can be, in bytes. A ractor's, in
+/// which more functions are inlined than in a fiber's, have more than 4 KiB.
+const MAX_ENTRY: u64 = 1 << 16;
+/// The first instruction of a signal trampoline on arm64: `mov x8, #139`.
+const AARCH64_SIGRETURN: u32 = 0xd280_1168;
+
 /// Where a register of the caller is.
 pub mod saved {
     /// In the register: the frame pointer is as it was; the return address is in
@@ -131,6 +137,15 @@ impl Rule {
         ra_offset: 568,
         fp_offset: 544,
     };
+
+    /// Whether it is for code that has neither moved the stack nor saved the link
+    /// register. Where a call has returned to, it can be only if a function begins
+    /// right behind a call that never returns.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_untouched(&self) -> bool {
+        self.cfa == cfa::SP && self.cfa_offset == 0 && self.ra == saved::SAME
+    }
 
     const fn of(cfa: u8, ra: u8, fp: u8) -> Self {
         Self {
@@ -204,6 +219,47 @@ impl Registers {
             || is_call_opcode(code >> 8)
     }
 
+    /// Whether the frame that led to these registers, with a place at `callee` (as
+    /// [`Registers::lookup`] has it), has no caller: its function was not called
+    /// but returned into.
+    ///
+    /// Ruby's coroutines on arm64 begin like that (coroutine/arm64/Context.S): the
+    /// address of their first function is put where the link register is restored
+    /// from, and is still in there when that function saves it. So its return
+    /// address is its own beginning, and what is before that is no call, or one of
+    /// another function that does not return. Elsewhere a coroutine's return
+    /// address is 0.
+    #[inline(always)]
+    #[must_use]
+    pub fn entered<M: Memory>(&self, callee: u64, memory: &M) -> Entered {
+        let into = callee.wrapping_sub(self.pc);
+        if self.exact != 0 || self.code_mask == u64::MAX || into >= MAX_ENTRY {
+            return Entered::ByCall;
+        }
+        // What cannot be read speaks for neither.
+        let Ok(code) = memory.word(self.pc.wrapping_sub(4)) else {
+            return Entered::ByCall;
+        };
+        let (before, at) = (code as u32, (code >> 32) as u32);
+        if is_aarch64_branch_with_link(before) {
+            // Bits 0 to 25: how many instructions away.
+            let distance = ((before << 6).cast_signed() >> 4) - 4;
+            let target = (distance as i64).cast_unsigned();
+            if target <= into {
+                return Entered::ByCall;
+            }
+            return Entered::Unclear;
+        }
+        if before & 0xfeff_f000 == 0xd63f_0000 {
+            return Entered::Unclear;
+        }
+        // A signal handler returns to what has not called it, either.
+        if at == AARCH64_SIGRETURN {
+            return Entered::ByCall;
+        }
+        Entered::ByReturn
+    }
+
     /// The address to look up: that of the next instruction, or a byte of the
     /// call that has not returned.
     #[inline(always)]
@@ -213,10 +269,28 @@ impl Registers {
     }
 }
 
+/// Whether an instruction of arm64 is BL, a call of an address that it has.
+#[inline(always)]
+const fn is_aarch64_branch_with_link(code: u32) -> bool {
+    code >> 26 == 0b10_0101
+}
+
 /// Whether the first two bytes are those of a near indirect call on x86-64.
 #[inline(always)]
 const fn is_call_opcode(code: u64) -> bool {
     code & 0x38ff == 0x10ff
+}
+
+/// How a function was entered; see [`Registers::entered`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entered {
+    /// It has a caller.
+    ByCall,
+    /// It has none.
+    ByReturn,
+    /// It has none if its return address is where a function begins: what is
+    /// before it is a call, but not of this function.
+    Unclear,
 }
 
 /// What became of a step.

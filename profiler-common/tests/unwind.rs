@@ -7,6 +7,7 @@ use rbprof_common::Memory;
 use rbprof_common::memory::Window;
 use rbprof_common::unwind::CHUNK_ROWS;
 use rbprof_common::unwind::Chunk;
+use rbprof_common::unwind::Entered;
 use rbprof_common::unwind::MAX_PAGE_ROWS;
 use rbprof_common::unwind::Registers;
 use rbprof_common::unwind::Row;
@@ -267,6 +268,54 @@ fn a_signed_return_address_is_stripped() {
     };
     assert_eq!(step(&mut registers, &leaf, &memory), Stepped::Caller);
     assert_eq!(registers.pc, 0x5000);
+}
+
+#[test]
+fn a_function_that_was_returned_into_has_no_caller() {
+    const ENTRY: u64 = 0x5_0000;
+    let at = |pc| Registers {
+        pc,
+        exact: 0,
+        ..newest_arm64()
+    };
+    let after = |code: u64| words([(ENTRY - 4, 0xd503_233f_0000_0000 | code)]);
+    let nop = 0xd503_201f;
+    // Its return address is its own beginning, wherever in it the call is.
+    for callee in [ENTRY, ENTRY + 4, ENTRY + 0x2000] {
+        assert_eq!(at(ENTRY).entered(callee, &after(nop)), Entered::ByReturn);
+    }
+    // There is a call of something between the two: of the function itself.
+    for call in [0x9400_0001, 0x9400_0002, 0x9400_0003] {
+        assert_eq!(at(ENTRY).entered(ENTRY + 8, &after(call)), Entered::ByCall);
+    }
+    // Of something else, or of nobody knows what.
+    for call in [
+        0x9400_0000,
+        0x9400_0004,
+        0x97ff_ff00,
+        0xd63f_0020,
+        0xd73f_0821,
+        0xd63f_083f,
+    ] {
+        assert_eq!(at(ENTRY).entered(ENTRY + 8, &after(call)), Entered::Unclear);
+    }
+    // A caller that is elsewhere, whatever is before it.
+    for callee in [ENTRY - 1, ENTRY - 0x100, ENTRY + 0x1_0000] {
+        assert_eq!(at(ENTRY).entered(callee, &after(nop)), Entered::ByCall);
+    }
+    // A signal handler returns into the trampoline.
+    let trampoline = words([(ENTRY - 4, 0xd280_1168_0000_0000 | nop)]);
+    assert_eq!(at(ENTRY).entered(ENTRY + 8, &trampoline), Entered::ByCall);
+    // What a signal interrupted was not called there.
+    let interrupted = Registers::newest(ENTRY, SP, FP, LR, (1 << 48) - 1);
+    assert_eq!(interrupted.entered(ENTRY + 8, &after(nop)), Entered::ByCall);
+    assert_eq!(at(ENTRY).entered(ENTRY + 8, &words([])), Entered::ByCall);
+    // On x86-64 such a function's return address is 0.
+    let x86 = Registers {
+        code_mask: u64::MAX,
+        ..at(ENTRY)
+    };
+    assert_eq!(x86.entered(ENTRY + 8, &after(nop)), Entered::ByCall);
 }
 
 #[test]

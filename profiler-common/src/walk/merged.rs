@@ -19,7 +19,10 @@ use crate::Memory;
 use crate::process::ProcessEntry;
 use crate::process::Range;
 use crate::roots::Context;
+use crate::unwind;
+use crate::unwind::Entered;
 use crate::unwind::Registers;
+use crate::unwind::Rule;
 use crate::unwind::Stepped;
 use crate::walk::FrameSink;
 use crate::walk::Scratch;
@@ -85,6 +88,9 @@ pub struct Walk {
     has_ruby: u32,
     /// Native frames so far.
     native: u32,
+    /// Not 0 if the next native step is to tell whether there is a next frame; see
+    /// [`Entered::Unclear`].
+    checks_entry: u32,
     /// Where the scan is, in words above the stack pointer.
     scan: u32,
     /// Words scanned so far, over all scans.
@@ -116,6 +122,7 @@ impl Walk {
         self.hidden = mapping_flags::HIDDEN;
         self.has_ruby = 0;
         self.native = 0;
+        self.checks_entry = 0;
         self.scan = 0;
         self.scanned = 0;
         self.collector = Frame::default();
@@ -232,7 +239,12 @@ impl Walk {
         tables: &T,
         sink: &mut S,
     ) {
-        let pc = self.registers.lookup();
+        let checks_entry = self.checks_entry != 0;
+        let pc = if checks_entry {
+            self.registers.pc
+        } else {
+            self.registers.lookup()
+        };
         if !self.mapping.contains(pc) {
             match native::locate(tables, self.mappings_at, self.mappings, pc) {
                 Some(mapping) => self.mapping = *mapping,
@@ -244,7 +256,8 @@ impl Walk {
                 }
             }
         }
-        let is_activation = self.vm_exec[0].contains(pc) || self.vm_exec[1].contains(pc);
+        let is_activation =
+            !checks_entry && (self.vm_exec[0].contains(pc) || self.vm_exec[1].contains(pc));
         if is_activation && self.stage == stage::NATIVE {
             if self.has_ruby != 0 {
                 self.stage = stage::RUBY;
@@ -252,8 +265,17 @@ impl Walk {
             }
             self.unmatched_activation();
         }
-        self.stage = stage::NATIVE;
+        // Once, for both: the search is most of this program.
         let own = pc.wrapping_sub(self.mapping.bias);
+        let rule = native::rule_for(tables, &self.mapping, own);
+        if checks_entry {
+            self.checks_entry = 0;
+            if rule.is_ok_and(Rule::is_untouched) {
+                self.root();
+            }
+            return;
+        }
+        self.stage = stage::NATIVE;
         if is_activation {
             if !self.push(Frame::activation(self.mapping.object, own), sink) {
                 return;
@@ -274,13 +296,26 @@ impl Walk {
             self.stage = stage::SCAN;
             return;
         }
-        match native::step(&mut self.registers, &self.mapping, memory, tables) {
-            Ok(Stepped::Caller) => {}
-            Ok(Stepped::End) => self.root(),
-            Ok(Stepped::Unknown | Stepped::Unreadable | Stepped::Stuck) | Err(NoRule::Row) => {
+        let rule = match rule {
+            Ok(rule) => rule,
+            Err(NoRule::Row) => {
                 self.cut(0);
+                return;
             }
-            Err(NoRule::Table) => self.cut(sample_flags::NO_TABLE),
+            Err(NoRule::Table) => {
+                self.cut(sample_flags::NO_TABLE);
+                return;
+            }
+        };
+        match unwind::step(&mut self.registers, rule, memory) {
+            Stepped::Caller => match self.registers.entered(pc, memory) {
+                Entered::ByCall => {}
+                Entered::ByReturn => self.root(),
+                // The next step tells.
+                Entered::Unclear => self.checks_entry = 1,
+            },
+            Stepped::End => self.root(),
+            Stepped::Unknown | Stepped::Unreadable | Stepped::Stuck => self.cut(0),
         }
     }
 

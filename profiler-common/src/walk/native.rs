@@ -10,13 +10,10 @@
 use bytemuck::Pod;
 use bytemuck::Zeroable;
 
-use crate::Memory;
 use crate::unwind;
 use crate::unwind::Chunk;
 use crate::unwind::PAGE;
-use crate::unwind::Registers;
 use crate::unwind::Rule;
-use crate::unwind::Stepped;
 
 /// Most executable mappings of one process that the search can tell apart.
 pub const MAX_MAPPINGS: u32 = 1 << 11;
@@ -150,22 +147,6 @@ pub fn rule_for<'a, T: Tables>(
         (address % PAGE) as u16,
     );
     tables.rule(number).ok_or(NoRule::Row)
-}
-
-/// Goes from the frame in `registers`, which is in `mapping`, to its caller.
-///
-/// # Errors
-/// [`NoRule`] when the table cannot tell how.
-#[inline(always)]
-pub fn step<M: Memory, T: Tables>(
-    registers: &mut Registers,
-    mapping: &Mapping,
-    memory: &M,
-    tables: &T,
-) -> Result<Stepped, NoRule> {
-    let address = registers.lookup().wrapping_sub(mapping.bias);
-    let rule = rule_for(tables, mapping, address)?;
-    Ok(unwind::step(registers, rule, memory))
 }
 
 const _: () = assert!(size_of::<Mapping>() == 48);

@@ -42,6 +42,8 @@ const NOWHERE: u64 = 0x50_0000;
 /// Calls that have not returned, in functions of the interpreter.
 const CALL: u64 = RUBY + 0x100;
 const START: u64 = RUBY + 0x2000;
+/// Where, in its file, a function begins.
+const FUNCTION: u64 = 0x800;
 const VM_EXEC: u64 = RUBY + 0x1000;
 const NATIVE_STACK: u64 = 0x9000_0000;
 const METHOD: u64 = frame_flags::METHOD | frame_flags::ENV_LOCAL;
@@ -55,7 +57,7 @@ const OTHER: u32 = object::FIRST_FILE + 1;
 struct Program {
     mappings: Vec<Mapping>,
     rows: Box<Chunk>,
-    rules: [Rule; 3],
+    rules: [Rule; 4],
 }
 
 impl Program {
@@ -76,7 +78,13 @@ impl Program {
             reserved: 0,
         };
         let mut rows: Box<Chunk> = Box::new([Row::default(); 1 << 14]);
-        let filled = [(0, 1), (0x2000, 2), (0x3000, 0)];
+        let filled = [
+            (0, 1),
+            (FUNCTION as u16, 3),
+            (FUNCTION as u16 + 4, 1),
+            (0x2000, 2),
+            (0x3000, 0),
+        ];
         for (row, (pc, rule)) in rows.iter_mut().zip(filled) {
             *row = Row { pc, rule };
         }
@@ -100,6 +108,10 @@ impl Program {
                     fp_offset: 0,
                 },
                 Rule::END,
+                Rule {
+                    cfa: cfa::SP,
+                    ..Rule::UNKNOWN
+                },
             ],
         }
     }
@@ -114,7 +126,7 @@ impl Tables for Program {
         Some(Page {
             chunk: 0,
             first: 0,
-            count: 3,
+            count: 5,
         })
     }
 
@@ -137,6 +149,7 @@ struct Thread {
     pc: u64,
     next: u64,
     collecting: Option<u64>,
+    code_mask: u64,
 }
 
 impl Thread {
@@ -152,6 +165,7 @@ impl Thread {
             pc: 0,
             next: NATIVE_STACK,
             collecting: None,
+            code_mask: u64::MAX,
         }
     }
 
@@ -208,7 +222,7 @@ impl Thread {
     fn walk_entry(&self, entry: &ProcessEntry, has_context: bool) -> (u32, Vec<Frame>) {
         let memory = self.vm.memory.memory();
         let context = roots::read_context(EC, &self.layout, &memory).unwrap();
-        let registers = Registers::newest(self.pc, self.sp, 0, 0, u64::MAX);
+        let registers = Registers::newest(self.pc, self.sp, 0, 0, self.code_mask);
         let mut walk = Walk::default();
         walk.start(&registers, has_context.then_some(&context), entry);
         if let Some(phase) = self.collecting {
@@ -389,6 +403,37 @@ fn a_fiber_may_begin_with_c_functions() {
         thread.ruby_frame(0),
     ];
     assert_eq!(thread.walk(), (0, expected.to_vec()));
+}
+
+#[test]
+fn a_fiber_on_arm64_begins_with_a_function_that_returns_to_itself() {
+    const ENTRY: u64 = RUBY + FUNCTION;
+    const NOP: u64 = 0xd503_201f;
+    const CALL_BACK: u64 = 0x97ff_ff00;
+    // `native` has the return address one behind.
+    let native = [CALL, VM_EXEC + 8, ENTRY + 0x20, ENTRY - 1];
+    let mut thread = Thread::new().ruby(&[-1, 2]).native(&native);
+    let mut frames = vec![
+        interpreter(CALL),
+        thread.ruby_frame(2),
+        thread.ruby_frame(-1),
+        ACTIVATION,
+        interpreter(ENTRY + 0x20),
+    ];
+    thread.code_mask = (1 << 48) - 1;
+    // Behind the last instruction of another function, be it a call.
+    for before in [NOP, CALL_BACK] {
+        thread.vm.memory.put(ENTRY - 4, before);
+        assert_eq!(thread.walk(), (0, frames.clone()), "{before:x}");
+    }
+    // Where no function begins, that is a return address like any other, and so
+    // it is on another machine.
+    frames.push(interpreter(ENTRY - 1));
+    thread.program.rules[3] = thread.program.rules[1];
+    assert_eq!(thread.walk(), (0, frames.clone()));
+    thread.code_mask = u64::MAX;
+    thread.vm.memory.put(ENTRY - 4, NOP);
+    assert_eq!(thread.walk(), (0, frames));
 }
 
 #[test]

@@ -18,7 +18,7 @@ module Roots
   def self.fiber
     fiber = Fiber.new do
       Burn.with_block(MS) do
-        spin(100_000)
+        spin(1)
         Fiber.yield
       end
       nil
@@ -37,12 +37,21 @@ module Roots
   def self.ractor
     return unless defined?(Ractor)
 
-    ractor = Ractor.new { Roots.spin(500_000) }
+    ractor = Ractor.new { Roots.spin(MS) }
     ractor.respond_to?(:value) ? ractor.value : ractor.take
   end
 
-  def self.spin(rounds)
-    rounds -= 1 while rounds > 0
+  # For so much of the thread's CPU time, looking at the clock now and then.
+  def self.spin(milliseconds)
+    finish = now + milliseconds
+    while now < finish
+      rounds = 5_000
+      rounds -= 1 while rounds > 0
+    end
+  end
+
+  def self.now
+    Process.clock_gettime(Process::CLOCK_THREAD_CPUTIME_ID, :float_millisecond)
   end
 end
 
