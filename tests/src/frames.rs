@@ -161,17 +161,25 @@ pub fn compare_some(points: &[Point], recording: &Recording, jit: Jit, enough: u
     let mut wrong = Vec::new();
     let (mut whole, mut withheld, mut lineless) = (0, 0, 0);
     for point in points {
-        let seen: Vec<&Seen> = recording
+        let mut seen: Vec<&Seen> = recording
             .seen
             .iter()
             .filter(|seen| seen.tid == point.tid && (point.begin..=point.end).contains(&seen.time))
             // The first tick may be before the time is spent, and elsewhere.
             .filter(|seen| place_of("Points.at", &seen.frames).is_none())
             .collect();
+        // Where a `while` ends, Ruby 2.7 has instructions of no line.
+        if seen.last().is_some_and(|seen| has_left_the_loop(seen, jit)) {
+            seen.pop();
+            lineless += 1;
+        }
         let (partly, wholly): (Vec<&Seen>, Vec<&Seen>) = seen
             .into_iter()
             .partition(|seen| is_withheld(&seen.frames, jit));
         whole += wholly.len();
+        for seen in &partly {
+            println!("{}: withheld in {:?}", point.name, seen.frames);
+        }
         let partly = partly.len() as u64;
         withheld += partly;
         if (wholly.len() as u64) < enough {
@@ -209,7 +217,7 @@ pub fn compare_some(points: &[Point], recording: &Recording, jit: Jit, enough: u
         &wrong,
         whole as u64,
         withheld,
-        recording.account.disbelieved,
+        recording.account.disbelieved + recording.account.unreadable,
     )?;
     Ok(whole as u64)
 }
@@ -233,9 +241,9 @@ pub fn c_methods_have_names(recording: &Recording) -> Result<()> {
             with += 1;
         }
     }
-    let counted = recording.account.disbelieved;
+    let counted = recording.account.disbelieved + recording.account.unreadable;
     ensure!(
-        with > 0 && without <= counted,
+        with > 0 && without <= counted && without * WHOLE_TO_WITHHELD <= with,
         "{with} samples with names of C methods, {without} without, {counted} counted as such"
     );
     Ok(())
@@ -345,7 +353,8 @@ fn verdict(
         wrong.join("\n")
     );
     // Names that the collector may have got hold of before rbprof did are
-    // shown as unknown, and counted. That is rare, and never without a count.
+    // shown as unknown, and counted, as are those that cannot be read. That is rare,
+    // and never without a count.
     println!("{whole} samples whole, {withheld} with names withheld, {counted} counted as such");
     ensure!(
         withheld <= counted,
@@ -368,6 +377,18 @@ fn is_withheld(frames: &[Resolved], jit: Jit) -> bool {
         let unread = matches!(&*frame.function.label, "<unreadable>" | NAMELESS);
         let compiled = jit == Jit::Yjit && at == 0;
         unread || !compiled && has_no_line(frame)
+    })
+}
+
+/// Whether nothing is missing but the line of the innermost frame, which Ruby code
+/// runs.
+fn has_left_the_loop(seen: &Seen, jit: Jit) -> bool {
+    let frames = without_collector(&seen.frames);
+    frames.split_first().is_some_and(|(leaf, callers)| {
+        has_no_line(leaf)
+            && &*leaf.function.label != "<unreadable>"
+            && !is_withheld(callers, Jit::Off)
+            && jit == Jit::Off
     })
 }
 

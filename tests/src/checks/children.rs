@@ -7,10 +7,12 @@
 )]
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use anyhow::Result;
 use anyhow::ensure;
 use rbprof::kernel::Options;
+use rbprof::profile::Function;
 use rbprof::profile::FunctionKind;
 use xtask::rubies::Installed;
 
@@ -59,7 +61,7 @@ impl Pace {
     pub const EMULATED: Self = Self {
         frequency: 97,
         busy_ms: 300,
-        shell_rounds: 10_000,
+        shell_rounds: 40_000,
         linger: "3",
         collector: false,
         between: true,
@@ -156,23 +158,33 @@ pub fn children_are_recorded(ruby: &Installed, pace: Pace) -> Result<Option<usiz
     // The shell's own work is in the profile, and nobody's Ruby code.
     let profile = &recording.profile;
     let mut of_shell = HashMap::<String, u64>::new();
+    let mut of_kernel_alone = 0;
     for (stack, labels, count) in profile.counts() {
         let comm = profile
             .labels(labels)
             .and_then(|labels| labels.comm.clone());
-        if comm.as_deref() == Some("sh") {
-            for location in profile.stack(stack) {
-                let function = profile
-                    .location(location)
-                    .and_then(|at| profile.function(at.function));
-                let is_kernel =
-                    function.is_some_and(|function| function.kind == FunctionKind::Kernel);
-                if pace.between && is_kernel {
-                    continue;
-                }
-                let label = function.map_or("", |function| &function.label);
-                *of_shell.entry(label.to_owned()).or_default() += count;
+        if comm.as_deref() != Some("sh") {
+            continue;
+        }
+        let functions = || {
+            let locations = profile.stack(stack);
+            locations.map(|id| profile.function(profile.location(id)?.function))
+        };
+        let is_kernel = |function: &Option<&Arc<Function>>| {
+            function.is_some_and(|function| function.kind == FunctionKind::Kernel)
+        };
+        // The kernel has given the process its new name, and has not told yet that it
+        // runs another program: such a sample is what it says, whoever's it is.
+        if !pace.between && functions().all(|function| is_kernel(&function)) {
+            of_kernel_alone += count;
+            continue;
+        }
+        for function in functions() {
+            if pace.between && is_kernel(&function) {
+                continue;
             }
+            let label = function.map_or("", |function| &function.label);
+            *of_shell.entry(label.to_owned()).or_default() += count;
         }
     }
     eprintln!("{name}: the shell: {of_shell:?}");
@@ -180,9 +192,20 @@ pub fn children_are_recorded(ruby: &Installed, pace: Pace) -> Result<Option<usiz
     let not_ruby = of_shell.remove("(not Ruby: sh)").unwrap_or(0);
     let starting = of_shell.remove("(starting: sh)").unwrap_or(0);
     if pace.between {
-        let replaced = of_shell.remove("(unreadable Ruby stack)").unwrap_or(0);
-        ensure!(replaced <= 1, "{replaced} samples while it was replaced");
+        // Between the old program's end and the word of it.
+        let on_the_way = ["(unreadable Ruby stack)", "(Ruby starting)"]
+            .into_iter()
+            .filter_map(|marker| of_shell.remove(marker))
+            .sum::<u64>();
+        ensure!(
+            on_the_way <= 1,
+            "{on_the_way} samples while it was replaced"
+        );
     }
+    ensure!(
+        of_kernel_alone <= 1,
+        "{of_kernel_alone} samples of the kernel alone"
+    );
     ensure!(of_shell.is_empty(), "the shell: {of_shell:?}");
     ensure!(not_ruby > starting, "{not_ruby} after {starting}");
     Ok(Some(counts.values().sum()))

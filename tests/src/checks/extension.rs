@@ -62,7 +62,7 @@ impl Pace {
     /// keeps in step with it.
     pub const HOST: Self = Self {
         frequency: 997,
-        cpu_ms: 8_500,
+        cpu_ms: 9_500,
         slice_ms: SLICE_MS,
         block_ms: 1,
         points: 0.02,
@@ -83,7 +83,7 @@ impl Pace {
         slice_ms: 200,
         block_ms: 10,
         points: 0.10,
-        on_the_way: 0.12,
+        on_the_way: 0.08,
         in_doubt: 0.02,
         native: &[NativeFrames::Extensions, NativeFrames::All],
     };
