@@ -10,6 +10,7 @@
 //! | [`presentation`] | which frames of machine code are shown, and their names |
 //! | [`output`] | writers over a profile: pprof, folded stacks, flame graph, table |
 //!
+//! [`agent`] does all of it for every Ruby on a machine, for as long as it runs.
 //! [`inspect`] tells what [`targets`] knows of a process or a file.
 //! [`native`] knows which machine code the targets have mapped, and [`unwind`]
 //! compiles the tables by which the walk follows its frames.
@@ -17,6 +18,7 @@
 //! [`memory`] reads the memory of a target process for the stages that need it.
 //! [`privileges`] says what this process may do, and gives up what it need not.
 
+pub mod agent;
 pub mod cli;
 pub mod inspect;
 pub mod kernel;

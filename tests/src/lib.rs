@@ -7,6 +7,7 @@
 //! | [`recording`] | a recording in this process, sample by sample |
 //! | [`frames`] | the program with stacks of every shape, and what must be recorded of it |
 //! | [`pprof`] | a reader of the profiles that rbprof writes |
+//! | [`pprof_format`] | another reader of them, which is not ours |
 //! | [`chains`] | what stacks of Ruby and native frames must be |
 //! | [`checks`] | what is checked on this machine, and on emulated ones |
 //! | [`task`] | a program with the C extension, recorded by the command |
@@ -35,6 +36,7 @@ pub mod live;
 pub mod native;
 pub mod points;
 pub mod pprof;
+pub mod pprof_format;
 pub mod rails;
 pub mod recording;
 pub mod rig;

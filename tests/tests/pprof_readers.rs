@@ -5,7 +5,6 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::env;
 use std::fs;
 use std::path::Path;
 use std::path::PathBuf;
@@ -22,6 +21,8 @@ use rbprof::profile::Labels;
 use rbprof::profile::LocationId;
 use rbprof::profile::Metadata;
 use rbprof::profile::Profile;
+use rbprof_tests::pprof_format;
+use rbprof_tests::pprof_format::available;
 
 fn location(
     profile: &mut Profile,
@@ -102,20 +103,6 @@ fn file() -> (tempfile::TempDir, PathBuf) {
     (directory, path)
 }
 
-/// Whether a program can be run; if not, why the test is skipped.
-fn available(program: &str, argument: &str) -> bool {
-    let found = Command::new(program)
-        .arg(argument)
-        .output()
-        .is_ok_and(|output| output.status.success());
-    let required = env::var_os("RBPROF_REQUIRE_ALL").is_some_and(|value| value == "1");
-    assert!(found || !required, "`{program} {argument}` does not run");
-    if !found {
-        eprintln!("skipped: `{program} {argument}` does not run; `cargo xtask setup` installs it");
-    }
-    found
-}
-
 fn output(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -138,7 +125,7 @@ fn words(line: &str) -> Vec<&str> {
 
 #[test]
 fn go_tool_pprof_reads_functions_files_lines_and_labels() {
-    if !available("go", "version") {
+    if !available("go", "version").unwrap() {
         return;
     }
     let (_directory, file) = file();
@@ -214,7 +201,7 @@ fn go_tool_pprof_reads_functions_files_lines_and_labels() {
 
 #[test]
 fn go_tool_pprof_merges_two_files_without_doubling() {
-    if !available("go", "version") {
+    if !available("go", "version").unwrap() {
         return;
     }
     let (directory, file) = file();
@@ -229,33 +216,12 @@ fn go_tool_pprof_merges_two_files_without_doubling() {
     assert!(found, "no line {expected:?} in\n{merged}");
 }
 
-/// A directory with the reader and its dependencies, kept between runs.
-fn reader() -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("pprof-format");
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pprof-format");
-    fs::create_dir_all(&cache).unwrap();
-    let lock = fs::read(source.join("package-lock.json")).unwrap();
-    let installed = cache.join("installed-package-lock.json");
-    for name in ["package.json", "package-lock.json", "read.js"] {
-        fs::copy(source.join(name), cache.join(name)).unwrap();
-    }
-    if fs::read(&installed).is_ok_and(|known| known == lock) {
-        return cache;
-    }
-    let mut npm = Command::new("npm");
-    npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]);
-    output(npm.current_dir(&cache));
-    fs::write(installed, lock).unwrap();
-    cache
-}
-
 #[test]
 fn pprof_format_reads_functions_files_lines_and_labels() {
-    if !available("node", "--version") || !available("npm", "--version") {
+    let Some(reader) = pprof_format::reader().unwrap() else {
         return;
-    }
+    };
     let (_directory, file) = file();
-    let reader = reader();
     let text = output(Command::new("node").arg(reader.join("read.js")).arg(&file));
     let lines: Vec<&str> = text.lines().collect();
     for expected in [

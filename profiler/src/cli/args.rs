@@ -3,11 +3,18 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::Arg;
+use clap::ArgAction;
+use clap::ArgMatches;
 use clap::Args;
+use clap::FromArgMatches;
 use clap::Parser;
 use clap::Subcommand;
 use clap::ValueEnum;
 
+use crate::agent::config::Key;
+use crate::agent::config::keys::Form;
+use crate::agent::config::keys::all as all_keys;
 use crate::output::Format;
 use crate::presentation::NativeFrames;
 
@@ -58,6 +65,94 @@ pub enum Command {
         rbprof layout --from /opt/ruby-dev/lib/libruby.so.4.1.0 -o ruby-dev.toml\n  \
         rbprof layout --version 3.4")]
     Layout(Layout),
+
+    /// Profile every Ruby on this machine, for as long as it runs.
+    ///
+    /// Every key of the configuration file is also a flag here, and an
+    /// environment variable: http.listen is --http-listen and
+    /// RBPROF_HTTP_LISTEN. Flags come before variables, variables before the
+    /// file, the file before defaults.
+    #[command(
+        hide = true,
+        after_help = "Examples:\n  \
+        rbprof agent --check-config\n  \
+        rbprof agent --print-config > /etc/rbprof/agent.toml\n  \
+        rbprof agent --print-unit > /etc/systemd/system/rbprof.service"
+    )]
+    Agent(Agent),
+}
+
+/// Arguments of `rbprof agent`.
+#[derive(Debug, Args)]
+pub struct Agent {
+    /// Configuration file; by default $RBPROF_CONFIG, or /etc/rbprof/agent.toml
+    /// if that exists.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Check the configuration, print it and where each value is from, and end.
+    /// Exit status 2 if it is wrong.
+    #[arg(long, conflicts_with_all = ["print_config", "print_unit"])]
+    pub check_config: bool,
+
+    /// Print a configuration file that documents every key, and end.
+    #[arg(long, conflicts_with = "print_unit")]
+    pub print_config: bool,
+
+    /// Print the unit for systemd, and end.
+    #[arg(long)]
+    pub print_unit: bool,
+
+    /// What is configured.
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// The flags of the agent's configuration, made of its table of keys.
+#[derive(Debug, Default)]
+pub struct Settings(pub Vec<(&'static Key, Vec<String>)>);
+
+impl Args for Settings {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        all_keys().fold(
+            command.next_help_heading("Configuration"),
+            |command, key| {
+                let argument = Arg::new(key.path)
+                    .long(key.flag())
+                    .value_name(match key.form {
+                        Form::Number => "NUMBER",
+                        Form::Switch => "true|false",
+                        Form::Map => "NAME=TEXT",
+                        Form::Text | Form::Secret | Form::List => "TEXT",
+                    })
+                    .help(format!("{} Allowed: {}", key.help, key.allowed));
+                // Of a key with one value the last one counts.
+                command.arg(argument.action(ArgAction::Append).num_args(1))
+            },
+        )
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Settings {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(
+            all_keys()
+                .filter_map(|key| {
+                    let given = matches.get_many::<String>(key.path)?;
+                    Some((key, given.cloned().collect()))
+                })
+                .collect(),
+        ))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// Arguments of `rbprof inspect`.
@@ -275,6 +370,32 @@ mod tests {
             let both: Vec<&str> = ["--system"].iter().chain(other).copied().collect();
             assert!(inspect(&both).is_err(), "{other:?}");
         }
+    }
+
+    #[test]
+    fn every_key_of_the_agent_is_a_flag() {
+        let agent = |arguments: &[&str]| {
+            let all = ["rbprof", "agent"].iter().chain(arguments);
+            Arguments::try_parse_from(all).map(|parsed| match parsed.command {
+                Command::Agent(agent) => agent,
+                _ => panic!("another command"),
+            })
+        };
+        for key in all_keys() {
+            let flag = format!("--{}", key.flag());
+            let given = agent(&[&flag, "x", &flag, "-y"]);
+            // What begins with a hyphen takes a `=`.
+            assert!(given.is_err(), "{flag}");
+            let again = format!("{flag}=-y");
+            let given = agent(&[&flag, "x", &again]).unwrap().settings.0;
+            assert_eq!(given.len(), 1, "{flag}");
+            assert_eq!(
+                (given[0].0.path, &given[0].1[..]),
+                (key.path, &["x".to_owned(), "-y".to_owned()][..])
+            );
+        }
+        assert!(agent(&["--check-config", "--print-unit"]).is_err());
+        assert!(agent(&["--intervall", "1s"]).is_err());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `agent` | `rbprof agent` |
 //! | [`args`] | what can be said on the command line |
 //! | [`plan`] | the same, checked, as what is to be done |
 //! | `record` | does it |
@@ -9,6 +10,7 @@
 //! | `layout` | `rbprof layout` |
 //! | `progress` | the live line on a terminal |
 
+mod agent;
 pub mod args;
 mod inspect;
 mod layout;
@@ -34,6 +36,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Record(record) => record::run(plan::Plan::new(record)?),
         Command::Layout(arguments) => layout::run(&arguments),
+        Command::Agent(arguments) => agent::run(arguments),
     }
 }
 

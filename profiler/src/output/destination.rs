@@ -133,9 +133,17 @@ fn save_file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) 
     Ok(())
 }
 
+/// How the names of temporary files begin and end.
+const TEMPORARY: (&str, &str) = (".rbprof-", ".tmp");
+
+/// Whether a file of this name is a temporary one. After a crash, one can be left.
+pub(crate) fn is_temporary(name: &str) -> bool {
+    name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1)
+}
+
 /// A new file in the directory of `path`, with the permissions that the user
 /// wants for new files.
-fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
+pub(crate) fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
     let directory = match path.parent() {
         Some(directory) if directory != Path::new("") => directory,
         _ => Path::new("."),
@@ -143,14 +151,14 @@ fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
     // Opened here because the crate's own errors name the temporary file, which
     // nobody asked for, and not the system's error.
     tempfile::Builder::new()
-        .prefix(".rbprof-")
-        .suffix(".tmp")
+        .prefix(TEMPORARY.0)
+        .suffix(TEMPORARY.1)
         .make_in(directory, |path| {
             File::options().write(true).create_new(true).open(path)
         })
 }
 
-fn buffered<W: Write>(
+pub(crate) fn buffered<W: Write>(
     out: W,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<W> {

@@ -22,6 +22,9 @@ use std::str::FromStr;
 
 pub use destination::Destination;
 pub use destination::SaveError;
+pub(crate) use destination::buffered;
+pub(crate) use destination::is_temporary;
+pub(crate) use destination::temporary_beside;
 pub use folded::FoldedOptions;
 pub(crate) use text::plain;
 

@@ -2,7 +2,8 @@
 //! built.
 //!
 //! Everything that ends up in them is Rust's own or from the lock file: musl, its
-//! startup files and the linker come with the toolchain.
+//! startup files and the linker come with the toolchain. The C and assembly parts of
+//! `ring` are compiled by the machine's own compiler.
 
 use std::path::Path;
 use std::path::PathBuf;
@@ -83,8 +84,13 @@ pub(super) fn programs(
         cargo.args(["--target", target]);
         cargo.env(linker_variable(target), LINKER);
     }
+    // Of two that fit, the later one counts for C compilers as well.
+    let c_flags: Vec<String> = (renamed.iter())
+        .map(|(from, to)| format!("-ffile-prefix-map={from}={to}"))
+        .collect();
     cargo
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
+        .env("CFLAGS", c_flags.join(" "))
         .env("SOURCE_DATE_EPOCH", source.time.to_string())
         // What a developer may have set for other builds.
         .env_remove("RUSTFLAGS")
