@@ -233,10 +233,15 @@ impl<R: Read> Counted<R> {
 }
 
 /// Where cargo has unpacked the dumps.
+///
+/// Only packages for this platform are asked for: building has not fetched
+/// those for others.
 fn data_folder() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let output = Command::new(cargo)
         .args(["metadata", "--format-version", "1", "--offline"])
+        .args(["--filter-platform", &platform])
         .args([
             "--manifest-path",
             concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
