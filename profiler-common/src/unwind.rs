@@ -70,6 +70,9 @@ pub mod cfa {
 /// How far into a coroutine's first function a call can be, in bytes. A ractor's, in
 /// which more functions are inlined than in a fiber's, have more than 4 KiB.
 const MAX_ENTRY: u64 = 1 << 16;
+/// Whether a thread may be one of arm64. A kernel half for x86-64 knows that it is
+/// not, and leaves what is only for that to no verifier.
+pub(crate) const MAY_BE_AARCH64: bool = !cfg!(bpf_target_arch = "x86_64");
 /// The first instruction of a signal trampoline on arm64: `mov x8, #139`.
 const AARCH64_SIGRETURN: u32 = 0xd280_1168;
 
@@ -233,7 +236,8 @@ impl Registers {
     #[must_use]
     pub fn entered<M: Memory>(&self, callee: u64, memory: &M) -> Entered {
         let into = callee.wrapping_sub(self.pc);
-        if self.exact != 0 || self.code_mask == u64::MAX || into >= MAX_ENTRY {
+        let is_aarch64 = MAY_BE_AARCH64 && self.code_mask != u64::MAX;
+        if !is_aarch64 || self.exact != 0 || into >= MAX_ENTRY {
             return Entered::ByCall;
         }
         // What cannot be read speaks for neither.

@@ -123,8 +123,14 @@ pub fn skip(why: &str) -> Result<()> {
 /// The Ruby of that name, if this user can start and record it.
 ///
 /// # Errors
-/// If it cannot, and nothing may be left out here.
+/// If it cannot, and nothing may be left out here; or if it is not one that each
+/// run of the tests has, also where it happens to be there.
 pub fn ruby(name: &str) -> Result<Option<Installed>> {
+    if rubies::all().any(|ruby| ruby.name == name)
+        && !rubies::needed().any(|ruby| ruby.name == name)
+    {
+        bail!("{name} is not a Ruby that each run of the tests has");
+    }
     if !setup::is_root() {
         skip("recording needs root")?;
         return Ok(None);

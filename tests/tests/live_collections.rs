@@ -45,8 +45,8 @@ fn on_3_3_8_with_exports() -> Result<()> {
 }
 
 #[test]
-fn on_static_3_3_8() -> Result<()> {
-    collections_are_where_they_belong("source-3.3.8-static-stripped", &ALL)
+fn on_static_3_4_5() -> Result<()> {
+    collections_are_where_they_belong("source-3.4.5-static-stripped", &ALL)
 }
 
 /// What `collections.rb` goes through from Ruby 3.1 on.

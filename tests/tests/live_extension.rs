@@ -78,7 +78,7 @@ fn shares_on_3_3_8_stripped() -> Result<()> {
 }
 
 #[test]
-fn shares_on_3_3_8_static() -> Result<()> {
+fn shares_on_3_4_5_static() -> Result<()> {
     shares_are_right(WITH_SYMBOLS, Jit::Off)
 }
 
@@ -129,7 +129,7 @@ fn without_symbols_there_is_a_name_for_the_file() -> Result<()> {
 fn an_extension_is_loaded_meanwhile() -> Result<()> {
     // What is mapped is looked at soon after that, and not at once.
     const LATE_MS: f64 = 100.0;
-    for name in ["debian-3.1.2", "source-3.3.8-static"] {
+    for name in ["debian-3.1.2", "source-3.4.5-static"] {
         let Some(bench) = bench(name)? else {
             return Ok(());
         };

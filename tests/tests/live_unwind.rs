@@ -174,7 +174,7 @@ const PROGRAM: &str = r#"
 
 #[test]
 fn native_stacks_of_running_rubies() -> Result<()> {
-    for name in ["debian-3.1.2", "source-3.3.8", "source-3.3.8-static"] {
+    for name in ["debian-3.1.2", "source-3.3.8", "source-3.4.5-static"] {
         let Some(ruby) = rig::ruby(name)? else {
             return Ok(());
         };

@@ -449,8 +449,8 @@ fn on_debian_3_4_11() -> Result<()> {
 }
 
 #[test]
-fn on_3_3_8_static() -> Result<()> {
-    check("source-3.3.8-static", Jit::Off)
+fn on_3_4_5_static() -> Result<()> {
+    check("source-3.4.5-static", Jit::Off)
 }
 
 #[test]

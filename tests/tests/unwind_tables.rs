@@ -247,7 +247,7 @@ fn files_of(name: &str) -> Result<Vec<PathBuf>> {
 #[test]
 fn tables_of_the_rig_say_what_their_files_say() -> Result<()> {
     let mut files = vec![std::env::current_exe()?];
-    for name in ["debian-3.1.2", "source-3.3.8", "source-3.3.8-static"] {
+    for name in ["debian-3.1.2", "source-3.3.8", "source-3.4.5-static"] {
         files.extend(files_of(name)?);
     }
     let mut ends = 0;

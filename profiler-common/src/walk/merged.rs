@@ -21,6 +21,7 @@ use crate::process::Range;
 use crate::roots::Context;
 use crate::unwind;
 use crate::unwind::Entered;
+use crate::unwind::MAY_BE_AARCH64;
 use crate::unwind::Registers;
 use crate::unwind::Rule;
 use crate::unwind::Stepped;
@@ -239,7 +240,7 @@ impl Walk {
         tables: &T,
         sink: &mut S,
     ) {
-        let checks_entry = self.checks_entry != 0;
+        let checks_entry = MAY_BE_AARCH64 && self.checks_entry != 0;
         let pc = if checks_entry {
             self.registers.pc
         } else {

@@ -31,7 +31,7 @@ pub const ON_THE_WAY: f64 = 0.015;
 /// native stack ends there.
 const ON_THE_WAY_ON_MUSL: f64 = 0.05;
 /// A Ruby with symbols.
-pub const WITH_SYMBOLS: &str = "source-3.3.8-static";
+pub const WITH_SYMBOLS: &str = "source-3.4.5-static";
 /// Samples that are enough to speak of shapes.
 pub const ENOUGH: u64 = 100;
 

@@ -304,7 +304,7 @@ const STATIC_3_3_8: Tree = Tree {
 };
 const MUSL_3_3_8: Tree = Tree {
     name: "source-3.3.8-musl",
-    needed: false,
+    needed: true,
     libc: Libc::Musl,
     configure: configure!("--enable-shared", "--disable-yjit", "--without-gmp"),
     variants: &[&STOCK],
