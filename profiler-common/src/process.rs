@@ -35,6 +35,9 @@ pub mod state {
     /// A target that is not a Ruby (a child that executed something else): its
     /// samples are counted and carry no frames.
     pub const NOT_RUBY: u32 = 2;
+    /// Not to be profiled, but its children may be: it is followed, and never
+    /// sampled.
+    pub const IGNORED: u32 = 3;
 }
 
 /// Where the pointer to the sampled thread's execution context is.

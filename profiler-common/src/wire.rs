@@ -33,6 +33,8 @@ pub enum RecordKind {
     Exec = 4,
     /// [`ProcessEvent`]: a target's last thread ended.
     Exit = 5,
+    /// [`Mapped`]: a process mapped code of a file.
+    Mapped = 6,
 }
 
 /// What a frame is: the low four bits of its tag.
@@ -307,6 +309,64 @@ pub struct ProcessEvent {
     pub time: u64,
 }
 
+/// A file, as the kernel tells it apart from all others: the key of the map of
+/// verdicts. An inode number that is used again has another generation on most
+/// file systems, and hardly ever the same size on the others.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
+pub struct FileKey {
+    /// `inode.i_ino`.
+    pub inode: u64,
+    /// `inode.i_size`, bytes.
+    pub size: u64,
+    /// `super_block.s_dev`, as the kernel encodes it.
+    pub device: u32,
+    /// `inode.i_generation`.
+    pub generation: u32,
+}
+
+/// What is known of a file of code.
+pub mod verdict {
+    /// It is not known yet; the agent has been asked.
+    pub const ASKED: u32 = 0;
+    /// It has the interpreter of Ruby in it.
+    pub const RUBY: u32 = 1;
+    /// It has not.
+    pub const NOT_RUBY: u32 = 2;
+}
+
+/// Bytes of a file's name in [`Mapped`].
+pub const MAX_FILE_NAME: usize = 48;
+
+/// A process has mapped code of a file that has a Ruby in it, or may have.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Mapped {
+    /// [`RecordKind::Mapped`].
+    pub kind: u32,
+    /// Process id in the PID namespace of the agent.
+    pub tgid: u32,
+    /// One of [`verdict`], as it was before.
+    pub verdict: u32,
+    /// Keeps the size a multiple of eight.
+    pub reserved: u32,
+    /// The file.
+    pub file: FileKey,
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub time: u64,
+    /// The beginning of the last component of its path, NUL-terminated.
+    pub name: [u8; MAX_FILE_NAME],
+}
+
+impl Mapped {
+    /// The beginning of the file's name.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        let mut parts = self.name.split(|&byte| byte == 0);
+        parts.next().unwrap_or(&self.name)
+    }
+}
+
 /// The thread pointer of one thread, as the task iterator reports it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -370,4 +430,6 @@ const _: () = {
     assert!(size_of::<StackChunk>() == 32);
     assert!(size_of::<ProcessEvent>() == 24);
     assert!(size_of::<ThreadPointer>() == 16);
+    assert!(size_of::<FileKey>() == 24);
+    assert!(size_of::<Mapped>() == 96);
 };

@@ -20,14 +20,29 @@ use rbprof_common::walk::native::Mapping;
 use rbprof_common::walk::native::Page;
 use rbprof_common::wire::CHUNK_FRAMES;
 use rbprof_common::wire::Counter;
+use rbprof_common::wire::FileKey;
 use rbprof_common::wire::Frame;
 use rbprof_common::wire::MAX_CHUNKS;
+use rbprof_common::wire::Mapped;
 use rbprof_common::wire::Sample;
 use rbprof_common::wire::StackChunk;
 
 /// Targets, by process id (tgid).
 #[map]
 pub(crate) static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(4096, 0);
+
+/// What is known of files of code: a [`verdict`](rbprof_common::wire::verdict).
+#[map]
+pub(crate) static VERDICTS: LruHashMap<FileKey, u32> = LruHashMap::with_max_entries(16384, 0);
+
+/// Processes that have mapped a Ruby, and the address space (`mm_struct`) that
+/// they did it in: an `exec` makes another one.
+#[map]
+pub(crate) static RUBY_SPACES: LruHashMap<u32, u64> = LruHashMap::with_max_entries(4096, 0);
+
+/// The record of a mapping in the making: large for a BPF stack.
+#[map]
+pub(crate) static MAPPED: PerCpuArray<Mapped> = PerCpuArray::with_max_entries(1, 0);
 
 /// Ids of the stacks whose frames were sent.
 #[map]
@@ -142,6 +157,46 @@ pub(crate) static SIGNAL_LIVE: Global<u32> = Global::new(0);
 /// Offset of the user thread pointer in `task_struct`.
 #[unsafe(no_mangle)]
 pub(crate) static TASK_THREAD_POINTER: Global<u32> = Global::new(0);
+
+/// Not 0: Rubies are discovered, and targets are only those.
+#[unsafe(no_mangle)]
+pub(crate) static DISCOVER: Global<u32> = Global::new(0);
+/// Offset of `vm_area_struct.vm_flags`.
+#[unsafe(no_mangle)]
+pub(crate) static VMA_FLAGS: Global<u32> = Global::new(0);
+/// Offset of `vm_area_struct.vm_file`.
+#[unsafe(no_mangle)]
+pub(crate) static VMA_FILE: Global<u32> = Global::new(0);
+/// Offset of `vm_area_struct.vm_mm`.
+#[unsafe(no_mangle)]
+pub(crate) static VMA_MM: Global<u32> = Global::new(0);
+/// Offset of `task_struct.mm`.
+#[unsafe(no_mangle)]
+pub(crate) static TASK_MM: Global<u32> = Global::new(0);
+/// Offset of `file.f_inode`.
+#[unsafe(no_mangle)]
+pub(crate) static FILE_INODE: Global<u32> = Global::new(0);
+/// Offset of `file.f_path.dentry`.
+#[unsafe(no_mangle)]
+pub(crate) static FILE_DENTRY: Global<u32> = Global::new(0);
+/// Offset of `dentry.d_name.name`.
+#[unsafe(no_mangle)]
+pub(crate) static DENTRY_NAME: Global<u32> = Global::new(0);
+/// Offset of `inode.i_ino`.
+#[unsafe(no_mangle)]
+pub(crate) static INODE_NUMBER: Global<u32> = Global::new(0);
+/// Offset of `inode.i_size`.
+#[unsafe(no_mangle)]
+pub(crate) static INODE_SIZE: Global<u32> = Global::new(0);
+/// Offset of `inode.i_generation`.
+#[unsafe(no_mangle)]
+pub(crate) static INODE_GENERATION: Global<u32> = Global::new(0);
+/// Offset of `inode.i_sb`.
+#[unsafe(no_mangle)]
+pub(crate) static INODE_SUPER: Global<u32> = Global::new(0);
+/// Offset of `super_block.s_dev`.
+#[unsafe(no_mangle)]
+pub(crate) static SUPER_DEVICE: Global<u32> = Global::new(0);
 
 /// A PID namespace.
 #[repr(C)]

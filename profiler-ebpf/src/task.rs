@@ -18,6 +18,7 @@ use crate::maps::PidNamespace;
 use crate::maps::SIGNAL_LIVE;
 use crate::maps::STACK_REGISTERS;
 use crate::maps::TASK_LEADER;
+use crate::maps::TASK_MM;
 use crate::maps::TASK_PID;
 use crate::maps::TASK_SIGNAL;
 use crate::maps::TASK_STACK;
@@ -130,6 +131,12 @@ impl Task {
         }
         let stack: u64 = self.field(&TASK_STACK)?;
         Some(stack + u64::from(offset))
+    }
+
+    /// Address of the `mm_struct` of the process.
+    #[inline(always)]
+    pub(crate) fn address_space(self) -> Option<u64> {
+        self.field(&TASK_MM)
     }
 
     /// Threads of the process that have not ended yet.

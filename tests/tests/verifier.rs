@@ -4,11 +4,12 @@ use anyhow::Result;
 use rbprof::kernel::Looping;
 use rbprof::kernel::Options;
 use rbprof::kernel::UserRegisters;
+use rbprof::kernel::load_with_announcer;
 use rbprof_tests::recording::Recorder;
 
 /// The verifier gives up after a million instructions, and what it takes for a
 /// program differs from kernel to kernel: there must be room.
-const BUDGETS: [(&str, u32); 9] = [
+const BUDGETS: [(&str, u32); 10] = [
     ("sample", 20_000),
     ("sample_here", 20_000),
     ("sample_chained", 20_000),
@@ -16,6 +17,7 @@ const BUDGETS: [(&str, u32); 9] = [
     ("on_fork", 1_000),
     ("on_exec", 1_500),
     ("on_exit", 1_000),
+    ("on_mapping", 4_000),
     ("thread_pointers", 1_000),
     ("own_namespace", 1_000),
 ];
@@ -42,7 +44,8 @@ fn verifier_takes_every_program_within_its_budget() -> Result<()> {
         if looping == Looping::Probe {
             recorder.session().kernel().load_probe()?;
         }
-        for program in recorder.session().kernel().programs() {
+        let programs = recorder.session().kernel().programs();
+        for program in programs.into_iter().chain(load_with_announcer(&options)?) {
             // Kernels before 5.16 do not tell.
             let Some(verified) = program.verified_instructions else {
                 continue;

@@ -5,6 +5,7 @@
     reason = "the macros of aya-ebpf want contexts by value"
 )]
 
+mod discovery;
 mod iterator;
 mod namespace;
 mod processes;

@@ -9,8 +9,10 @@ use rbprof_common::wire::Counter;
 use rbprof_common::wire::ProcessEvent;
 use rbprof_common::wire::RecordKind;
 
+use crate::maps::DISCOVER;
 use crate::maps::PROCESSES;
 use crate::maps::RECORDS;
+use crate::maps::RUBY_SPACES;
 use crate::maps::count;
 use crate::task::Task;
 use crate::task::current_ids;
@@ -45,11 +47,28 @@ fn on_exec(ctx: RawTracePointContext) {
         return;
     };
     // SAFETY: only whether there is an entry is asked.
-    if unsafe { PROCESSES.get(tgid) }.is_some() {
-        aya_log_ebpf::debug!(&ctx, "process {} executed another program", tgid);
-        let _ = PROCESSES.insert(tgid, ProcessEntry::PENDING, 0);
-        send(RecordKind::Exec, tgid, tgid);
+    if unsafe { PROCESSES.get(tgid) }.is_none() {
+        return;
     }
+    aya_log_ebpf::debug!(&ctx, "process {} executed another program", tgid);
+    // Where Rubies are discovered, a program is one once it maps one: the code of
+    // the program itself has been mapped already, that of its libraries will be.
+    if DISCOVER.load() != 0 && !has_mapped_ruby(tgid) {
+        let _ = PROCESSES.remove(tgid);
+        send(RecordKind::Exit, tgid, tgid);
+        return;
+    }
+    let _ = PROCESSES.insert(tgid, ProcessEntry::PENDING, 0);
+    send(RecordKind::Exec, tgid, tgid);
+}
+
+/// Whether the address space that a process has now is one that it has mapped a
+/// Ruby in.
+#[inline(always)]
+fn has_mapped_ruby(tgid: u32) -> bool {
+    // SAFETY: the value is only read, and a word.
+    let space = unsafe { RUBY_SPACES.get(tgid) }.copied();
+    space.is_some() && Task::current().address_space() == space
 }
 
 /// `sched_process_exit`, which comes once per thread: the process has ended

@@ -218,6 +218,9 @@ fn begin<C: EbpfContext>(ctx: &C, state: *mut State, in_kernel: bool) -> bool {
     let Some(entry) = (unsafe { PROCESSES.get(tgid) }) else {
         return false;
     };
+    if entry.state == state::IGNORED {
+        return false;
+    }
     count(Counter::Hit);
     // SAFETY: the element is this CPU's own.
     let state = unsafe { &mut *state };

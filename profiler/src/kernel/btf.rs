@@ -32,6 +32,62 @@ pub struct KernelOffsets {
     /// Where the user's registers are while a thread is in the kernel; `None`:
     /// not described.
     pub saved_registers: Option<SavedRegisters>,
+    /// What leads from a mapping to its file; `None`: not described.
+    pub mappings: Option<MappingOffsets>,
+}
+
+/// From a `vm_area_struct` to the file that is mapped there, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MappingOffsets {
+    /// `vm_area_struct.vm_flags`.
+    pub vma_flags: u32,
+    /// `vm_area_struct.vm_file`.
+    pub vma_file: u32,
+    /// `vm_area_struct.vm_mm`.
+    pub vma_mm: u32,
+    /// `task_struct.mm`.
+    pub task_mm: u32,
+    /// `file.f_inode`.
+    pub file_inode: u32,
+    /// `file.f_path.dentry`.
+    pub file_dentry: u32,
+    /// `dentry.d_name.name`.
+    pub dentry_name: u32,
+    /// `inode.i_ino`.
+    pub inode_number: u32,
+    /// `inode.i_size`.
+    pub inode_size: u32,
+    /// `inode.i_generation`.
+    pub inode_generation: u32,
+    /// `inode.i_sb`.
+    pub inode_super: u32,
+    /// `super_block.s_dev`.
+    pub super_device: u32,
+}
+
+impl MappingOffsets {
+    fn from_btf(btf: &Btf<'_>) -> Option<Self> {
+        // Only there are mappings announced.
+        if !btf.has_function(super::MAPPING_ANNOUNCED) {
+            return None;
+        }
+        Some(Self {
+            vma_flags: btf.offset("vm_area_struct", &["vm_flags"])?,
+            vma_file: btf.offset("vm_area_struct", &["vm_file"])?,
+            vma_mm: btf.offset("vm_area_struct", &["vm_mm"])?,
+            task_mm: btf.offset("task_struct", &["mm"])?,
+            file_inode: btf.offset("file", &["f_inode"])?,
+            file_dentry: btf.offset("file", &["f_path", "dentry"])?,
+            dentry_name: btf
+                .offset("dentry", &["d_name", "name"])
+                .or_else(|| btf.offset("dentry", &["__d_name", "name"]))?,
+            inode_number: btf.offset("inode", &["i_ino"])?,
+            inode_size: btf.offset("inode", &["i_size"])?,
+            inode_generation: btf.offset("inode", &["i_generation"])?,
+            inode_super: btf.offset("inode", &["i_sb"])?,
+            super_device: btf.offset("super_block", &["s_dev"])?,
+        })
+    }
 }
 
 /// From a `task_struct` to the registers that its thread has in user mode,
@@ -176,6 +232,7 @@ impl KernelOffsets {
             task_thread_pointer: offset("task_struct", thread_pointer)?,
             ids: IdOffsets::from_btf(&btf),
             saved_registers: SavedRegisters::from_btf(&btf),
+            mappings: MappingOffsets::from_btf(&btf),
         })
     }
 }

@@ -7,14 +7,18 @@
 //! | [`error`] | what can go wrong, with what to do about it |
 //! | [`features`] | what the running kernel has, and what follows |
 //! | [`restrictions`] | what forbids this process to use it |
+//! | `discovery` | Rubies are announced when they are mapped |
+//! | `sideband` | the same by what perf tells of mappings |
 //! | `tables` | the maps with unwind tables |
 //! | `ticks` | one timer event per online CPU, through hotplug |
 //! | `threads` | iterators over tasks, and thread pointers of a process |
 
 pub mod btf;
+mod discovery;
 pub mod error;
 pub mod features;
 pub mod restrictions;
+mod sideband;
 mod tables;
 mod threads;
 mod ticks;
@@ -41,13 +45,18 @@ use aya::programs::uprobe::UProbeScope;
 use aya_log::EbpfLogger;
 use rbprof_common::process::ProcessEntry;
 use rbprof_common::wire::Counter;
+use rbprof_common::wire::FileKey;
+use rbprof_common::wire::Mapped;
 use rbprof_common::wire::ThreadPointer;
 
 use self::btf::KernelOffsets;
+use self::discovery::MAPPING_ANNOUNCED;
+use self::discovery::Verdicts;
 pub use self::error::KernelError;
 use self::features::Feature;
 use self::features::Features;
 use self::features::Without;
+use self::sideband::SideBand;
 use self::tables::UnwindMaps;
 use self::ticks::Ticks;
 use crate::unwind::store::Maps;
@@ -73,6 +82,22 @@ pub struct Options {
     pub translate_ids: bool,
     /// Take the kernel's frames of samples that hit the kernel.
     pub kernel_frames: bool,
+    /// Whether every Ruby on the machine is announced, or only the targets that are
+    /// named are followed.
+    pub discover: Discover,
+}
+
+/// How Rubies are found that nobody has named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Discover {
+    /// Not at all.
+    #[default]
+    Off,
+    /// By a probe in the kernel's function for mappings, if the kernel has kprobes,
+    /// else as [`Discover::SideBand`].
+    Probe,
+    /// By what perf tells of mappings.
+    SideBand,
 }
 
 /// How the walk loops in the kernel.
@@ -104,6 +129,7 @@ impl Default for Options {
             registers: UserRegisters::Probe,
             translate_ids: false,
             kernel_frames: true,
+            discover: Discover::Off,
         }
     }
 }
@@ -125,6 +151,16 @@ impl Counters {
     #[must_use]
     pub fn get(&self, counter: Counter) -> u64 {
         self.0.get(counter as usize).copied().unwrap_or(0)
+    }
+
+    /// What was counted since.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut difference = *self;
+        for (now, before) in difference.0.iter_mut().zip(earlier.0) {
+            *now = now.saturating_sub(before);
+        }
+        difference
     }
 }
 
@@ -165,10 +201,23 @@ pub struct Kernel {
     looping: &'static str,
     features: Features,
     finds_registers: bool,
+    announcer: Announcer,
     // Kept: without it the map of log records closes and nothing loads.
     logger: Option<EbpfLogger<&'static dyn log::Log>>,
     // Kept: the chain of tail calls lives in it.
     _next: ProgramArray<MapData>,
+}
+
+/// What tells of Rubies.
+enum Announcer {
+    /// Nothing: it was not asked for.
+    Nothing,
+    /// A probe in the kernel.
+    Probe(Verdicts),
+    /// What perf tells of mappings.
+    SideBand(Box<SideBand>),
+    /// Nothing, although it was asked for, and why.
+    Silent(String),
 }
 
 impl std::fmt::Debug for Kernel {
@@ -187,6 +236,36 @@ impl Kernel {
     /// [`KernelError`] names the step, and what is missing.
     pub fn load(options: &Options) -> Result<Self, KernelError> {
         error::check_kernel()?;
+        let mut reasons = Vec::new();
+        if options.discover == Discover::Probe {
+            let (mut kernel, attached) = Self::load_programs(options, true)?;
+            match attached {
+                Ok(verdicts) => {
+                    kernel.announcer = Announcer::Probe(verdicts);
+                    return Ok(kernel);
+                }
+                // What it does at an `exec` would be wrong without the probe.
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        let (mut kernel, _) = Self::load_programs(options, false)?;
+        if options.discover != Discover::Off {
+            kernel.announcer = match SideBand::open(kernel.records.as_fd()) {
+                Ok(side_band) => Announcer::SideBand(Box::new(side_band)),
+                Err(error) => {
+                    reasons.push(error.to_string());
+                    Announcer::Silent(reasons.join("; "))
+                }
+            };
+        }
+        Ok(kernel)
+    }
+
+    /// Loads the programs, with the probe that announces Rubies if `announce`.
+    fn load_programs(
+        options: &Options,
+        announce: bool,
+    ) -> Result<(Self, Result<Verdicts, KernelError>), KernelError> {
         let offsets = KernelOffsets::of_running_kernel()?;
         let btf = aya::Btf::from_sys_fs().map_err(|error| KernelError::NoBtf(error.to_string()))?;
         let cpus = aya::util::nr_cpus()
@@ -210,8 +289,24 @@ impl Kernel {
             ids => ids.unwrap_or_default(),
         };
 
+        let mappings = offsets.mappings.unwrap_or_default();
+        let discover = u32::from(announce && offsets.mappings.is_some());
+
         let mut ebpf = EbpfLoader::new()
             .btf(Some(&btf))
+            .override_global("DISCOVER", &discover, true)
+            .override_global("VMA_FLAGS", &mappings.vma_flags, true)
+            .override_global("VMA_FILE", &mappings.vma_file, true)
+            .override_global("VMA_MM", &mappings.vma_mm, true)
+            .override_global("TASK_MM", &mappings.task_mm, true)
+            .override_global("FILE_INODE", &mappings.file_inode, true)
+            .override_global("FILE_DENTRY", &mappings.file_dentry, true)
+            .override_global("DENTRY_NAME", &mappings.dentry_name, true)
+            .override_global("INODE_NUMBER", &mappings.inode_number, true)
+            .override_global("INODE_SIZE", &mappings.inode_size, true)
+            .override_global("INODE_GENERATION", &mappings.inode_generation, true)
+            .override_global("INODE_SUPER", &mappings.inode_super, true)
+            .override_global("SUPER_DEVICE", &mappings.super_device, true)
             .override_global("TASK_PID", &offsets.task_pid, true)
             .override_global("TASK_TGID", &offsets.task_tgid, true)
             .override_global("TRANSLATE_IDS", &translate_ids, true)
@@ -264,7 +359,13 @@ impl Kernel {
                 .map_err(|error| KernelError::attach(tracepoint, error))?;
         }
 
-        Ok(Self {
+        let verdicts = if announce {
+            discovery::attach(&mut ebpf, offsets.mappings.is_some())
+        } else {
+            Verdicts::take(&mut ebpf)
+        };
+        let kernel = Self {
+            announcer: Announcer::Nothing,
             ticks: Ticks::new(options.frequency),
             processes: HashMap::try_from(take(&mut ebpf, "PROCESSES")?)
                 .map_err(KernelError::map)?,
@@ -282,7 +383,8 @@ impl Kernel {
             logger,
             _next: next,
             ebpf,
-        })
+        };
+        Ok((kernel, verdicts))
     }
 
     /// Samples whenever a process comes to a place in its code, given by the
@@ -339,6 +441,9 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`] when an event cannot be opened.
     pub fn follow_cpus(&mut self) -> Result<(), KernelError> {
+        if let Announcer::SideBand(side_band) = &mut self.announcer {
+            side_band.follow_cpus()?;
+        }
         self.start()
     }
 
@@ -359,6 +464,74 @@ impl Kernel {
         self.processes
             .insert(tgid, Entry(*entry), 0)
             .map_err(KernelError::map)
+    }
+
+    /// What tells of Rubies that nobody has named, in a few words.
+    ///
+    /// # Errors
+    /// Why nothing does although [`Options::discover`] asks for it.
+    pub fn announcer(&self) -> Result<&'static str, &str> {
+        match &self.announcer {
+            Announcer::Nothing => Ok("nothing"),
+            Announcer::Probe(_) => Ok("a probe in the kernel"),
+            Announcer::SideBand(_) => Ok("perf's events for mappings"),
+            Announcer::Silent(why) => Err(why),
+        }
+    }
+
+    /// Whether an `exec` that is told is one of a Ruby.
+    #[must_use]
+    pub const fn knows_what_is_executed(&self) -> bool {
+        matches!(self.announcer, Announcer::Probe(_))
+    }
+
+    /// Hands on mappings that did not come with [`Kernel::drain`]. Gives how many
+    /// were lost.
+    pub fn drain_mappings(&mut self, each: impl FnMut(Mapped)) -> u64 {
+        match &mut self.announcer {
+            Announcer::SideBand(side_band) => side_band.drain(each),
+            _ => 0,
+        }
+    }
+
+    /// Says whether there is a Ruby in a file.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the map cannot be written.
+    pub fn set_verdict(&mut self, file: FileKey, is_ruby: bool) -> Result<(), KernelError> {
+        match &mut self.announcer {
+            Announcer::Probe(verdicts) => verdicts.set(file, is_ruby)?,
+            Announcer::SideBand(side_band) => side_band.set(file, is_ruby),
+            Announcer::Nothing | Announcer::Silent(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Forgets which files have no Ruby in them: another file may have come to the
+    /// place of one of them.
+    pub fn forget_verdicts(&mut self) {
+        match &mut self.announcer {
+            Announcer::Probe(verdicts) => verdicts.forget_others(),
+            Announcer::SideBand(side_band) => side_band.forget_others(),
+            Announcer::Nothing | Announcer::Silent(_) => {}
+        }
+    }
+
+    /// Ticks per second and CPU.
+    #[must_use]
+    pub const fn frequency(&self) -> u64 {
+        self.ticks.frequency()
+    }
+
+    /// Ticks so often from now on.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the events cannot be opened.
+    pub fn set_frequency(&mut self, frequency: u64) -> Result<(), KernelError> {
+        let ticked = self.ticks.is_ticking();
+        self.stop()?;
+        self.ticks.set_frequency(frequency);
+        if ticked { self.start() } else { Ok(()) }
     }
 
     /// Makes a process no target any more. Nothing happens if it was none.
@@ -404,8 +577,11 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`] when this process has no descriptor left.
     pub fn wakeup(&self) -> Result<OwnedFd, KernelError> {
-        self.records
-            .as_fd()
+        let descriptor = match &self.announcer {
+            Announcer::SideBand(side_band) => side_band.wakeup(),
+            _ => self.records.as_fd(),
+        };
+        descriptor
             .try_clone_to_owned()
             .map_err(|error| KernelError::step("watching the ring buffer", error))
     }
@@ -469,6 +645,16 @@ impl Kernel {
             })
             .collect()
     }
+}
+
+/// Loads the probe that announces Rubies, and all programs with it, and gives what
+/// the kernel says of them; also where the probe cannot be attached. For tests.
+///
+/// # Errors
+/// [`KernelError`] when the kernel refuses to load one.
+pub fn load_with_announcer(options: &Options) -> Result<Vec<ProgramFacts>, KernelError> {
+    let (kernel, _) = Kernel::load_programs(options, true)?;
+    Ok(kernel.programs())
 }
 
 /// Finds out whether rbprof could record: loads and attaches everything, lets

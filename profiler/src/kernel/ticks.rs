@@ -30,6 +30,20 @@ impl Ticks {
         }
     }
 
+    pub(super) const fn frequency(&self) -> u64 {
+        self.frequency
+    }
+
+    /// Ticks so often once it is started again.
+    pub(super) const fn set_frequency(&mut self, frequency: u64) {
+        self.frequency = frequency;
+    }
+
+    /// Whether it ticks.
+    pub(super) fn is_ticking(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Opens events on CPUs that have none, closes those of CPUs that are
     /// offline.
     pub(super) fn follow_cpus(&mut self, program: &mut PerfEvent) -> Result<(), KernelError> {

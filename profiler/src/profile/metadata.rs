@@ -98,7 +98,7 @@ impl Metadata {
 
     /// Takes in what is known of another recording. The time spans are joined;
     /// what is a single value here keeps the value it has, unless it has none.
-    pub(super) fn merge(&mut self, other: &Self) {
+    pub fn merge(&mut self, other: &Self) {
         let Self {
             mode: _,
             start_unix_ns,

@@ -25,6 +25,7 @@ mod ids;
 mod labels;
 mod mapping;
 mod metadata;
+mod split;
 mod tree;
 
 use std::collections::HashSet;

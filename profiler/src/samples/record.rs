@@ -1,6 +1,7 @@
 //! One record of the ring.
 
 use rbprof_common::wire::Frame;
+use rbprof_common::wire::Mapped;
 use rbprof_common::wire::ProcessEvent;
 use rbprof_common::wire::RecordKind;
 use rbprof_common::wire::Sample;
@@ -19,6 +20,8 @@ pub enum Record {
     Exec(ProcessEvent),
     /// A target ended.
     Exit(ProcessEvent),
+    /// A process mapped code of a file.
+    Mapped(Mapped),
 }
 
 impl Record {
@@ -39,6 +42,9 @@ impl Record {
                 .map(bytemuck::pod_read_unaligned)
                 .collect();
             return Some(Self::Stack(chunk, frames));
+        }
+        if kind == RecordKind::Mapped as u32 {
+            return Some(Self::Mapped(head(bytes)?));
         }
         let event: ProcessEvent = head(bytes)?;
         if kind == RecordKind::Fork as u32 {

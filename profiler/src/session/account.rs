@@ -44,6 +44,25 @@ impl Account {
         self.lost_frames + counters_lost
     }
 
+    /// What was counted since.
+    #[must_use]
+    pub const fn since(&self, earlier: &Self) -> Self {
+        Self {
+            received: self.received - earlier.received,
+            with_frames: self.with_frames - earlier.with_frames,
+            without_frames: self.without_frames - earlier.without_frames,
+            lost_frames: self.lost_frames - earlier.lost_frames,
+            own: self.own - earlier.own,
+            unknown_records: self.unknown_records - earlier.unknown_records,
+            renamed: self.renamed - earlier.renamed,
+            unreadable: self.unreadable - earlier.unreadable,
+            disbelieved: self.disbelieved - earlier.disbelieved,
+            replaced: self.replaced - earlier.replaced,
+            united: self.united - earlier.united,
+            forks: self.forks - earlier.forks,
+        }
+    }
+
     /// Writes the account into a profile.
     pub(super) fn describe(&self, counters: &Counters, metadata: &mut Metadata) {
         use CounterKind::Account as Fact;

@@ -33,16 +33,19 @@ impl Session {
     }
 
     pub(super) fn take_target(&mut self, pid: u32, target: Target) -> Result<(), SessionError> {
-        let metadata = &mut self.profile.metadata;
-        if metadata.command.is_empty() {
-            metadata.command.clone_from(&target.command);
-        }
-        let version = target.ruby.version.to_string();
-        if !metadata.rubies.contains(&version) {
-            metadata.rubies.push(version);
-        }
-        for warning in &target.warnings {
-            self.warn(warning);
+        // Where Rubies are discovered, each has a profile of its own.
+        if self.discovery.is_none() {
+            let metadata = &mut self.profile.metadata;
+            if metadata.command.is_empty() {
+                metadata.command.clone_from(&target.command);
+            }
+            let version = target.ruby.version.to_string();
+            if !metadata.rubies.contains(&version) {
+                metadata.rubies.push(version);
+            }
+            for warning in &target.warnings {
+                self.warn(warning);
+            }
         }
         let mut entry = ProcessEntry {
             state: state::READY,
@@ -62,6 +65,9 @@ impl Session {
         self.kernel.set_process(pid, &entry)?;
         if let (Some(spaces), Some(memory)) = (&mut self.spaces, process.memory()) {
             spaces.attach(pid, memory, interpreter, Instant::now());
+        }
+        if let (Some(discovery), Some(target)) = (&mut self.discovery, process.target()) {
+            discovery.watcher.attached(pid, target);
         }
         self.processes.insert(pid, process);
         Ok(())
@@ -136,7 +142,9 @@ impl Session {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.readiness = Readiness::NotRuby;
         }
-        if !matches!(error, AttachError::NotRuby { .. }) {
+        if let Some(discovery) = &mut self.discovery {
+            discovery.watcher.given_up(pid, &error.to_string());
+        } else if !matches!(error, AttachError::NotRuby { .. }) {
             self.warn(&error.to_string());
         }
         Ok(())
@@ -144,6 +152,13 @@ impl Session {
 
     pub(super) fn fork_process(&mut self, parent: u32, child: u32) -> Result<(), SessionError> {
         self.account.forks += 1;
+        if self.is_ignored(parent) {
+            // The child may have another title or user soon, and is asked for again.
+            return Ok(self.appear(child, Some(parent))?);
+        }
+        if !self.is_wanted(child, Some(parent)) {
+            return Ok(self.ignore(child)?);
+        }
         let forked = self
             .processes
             .get(&parent)
@@ -162,14 +177,19 @@ impl Session {
     }
 
     pub(super) fn end_process(&mut self, pid: u32) {
+        self.forget_process(pid);
+        self.tell_of_end(pid);
         // The kernel half has removed it; but what was found out about the
         // process in its last moments may have been put there since.
         self.kernel.remove_process(pid);
+    }
+
+    /// Forgets what is known of a process, but not what it did.
+    pub(super) fn forget_process(&mut self, pid: u32) {
         self.forget_stacks(pid);
-        if let Some(warning) = self
-            .processes
-            .remove(&pid)
-            .and_then(|process| process.warning())
+        let process = self.processes.remove(&pid);
+        if self.discovery.is_none()
+            && let Some(warning) = process.and_then(|process| process.warning())
         {
             self.warn(warning);
         }

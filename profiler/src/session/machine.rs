@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -31,6 +32,10 @@ use crate::symbolize::native::ObjectFile;
 /// How long the end of a recording waits for names: a slow machine may still be
 /// reading the symbols of a large program.
 const FOR_NAMES: Duration = Duration::from_secs(20);
+
+/// Most names of machine code that are remembered although the last profiles did
+/// not have them.
+const MAX_NAMES: usize = 1 << 16;
 
 /// Stands for the kernel among the objects.
 const KERNEL: u32 = u32::MAX;
@@ -81,8 +86,11 @@ pub(super) struct MachineCode {
     /// what has no name.
     entered: HashMap<u32, (MappingId, FunctionId)>,
     /// The objects of mappings, and what they are to Ruby.
-    objects: HashMap<MappingId, (u32, Role)>,
+    objects: HashMap<MappingId, Owner>,
 }
+
+/// The object of a mapping, by its number, and what it is to Ruby.
+pub(super) type Owner = (u32, Role);
 
 impl MachineCode {
     /// The place of a frame in the profile. Has a name looked for, if it needs
@@ -184,16 +192,42 @@ impl MachineCode {
         notes
     }
 
+    /// Another profile begins. Gives the objects of the mappings of the one that
+    /// ends, and what comes once all names that it wants have been looked for.
+    pub(super) fn begin_profile(&mut self) -> (HashMap<MappingId, Owner>, Option<Receiver<()>>) {
+        self.entered.clear();
+        let named = self.names.as_mut().map(|names| {
+            let named = names.when_done();
+            names.forget_unused(MAX_NAMES);
+            named
+        });
+        (std::mem::take(&mut self.objects), named)
+    }
+
     /// What the code of a mapping is to Ruby.
     pub(super) fn role(&self, mapping: MappingId) -> Role {
-        let known = self.objects.get(&mapping);
-        known.map_or_else(Role::default, |(_, role)| *role)
+        Self::role_in(&self.objects, mapping)
     }
 
     /// The name of a place in machine code.
     pub(super) fn name(&self, location: &Location) -> Option<Arc<Function>> {
+        self.name_in(&self.objects, location)
+    }
+
+    /// What the code of a mapping of this profile is to Ruby.
+    pub(super) fn role_in(objects: &HashMap<MappingId, Owner>, mapping: MappingId) -> Role {
+        let known = objects.get(&mapping);
+        known.map_or_else(Role::default, |(_, role)| *role)
+    }
+
+    /// The name of a place in the machine code of this profile.
+    pub(super) fn name_in(
+        &self,
+        objects: &HashMap<MappingId, Owner>,
+        location: &Location,
+    ) -> Option<Arc<Function>> {
         let names = self.names.as_ref()?;
-        match self.objects.get(&location.mapping)?.0 {
+        match objects.get(&location.mapping)?.0 {
             KERNEL => names.lookup_kernel(location.address),
             object::UNKNOWN | object::ANONYMOUS => None,
             number => names.lookup(number, location.address),

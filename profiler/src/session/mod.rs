@@ -7,6 +7,8 @@
 //! |---|---|
 //! | [`mod@process`] | one target process: its memory, its names, its stacks in the profile |
 //! | [`markers`] | frames that say what could not be known |
+//! | [`cut`] | profiles of one while after another |
+//! | [`discover`] | finding Rubies wherever they are |
 //! | `follow` | finding the Ruby in a process, and what becomes of processes |
 //! | `machine` | native and kernel frames |
 //! | `count` | naming samples and counting them |
@@ -14,6 +16,8 @@
 
 pub mod account;
 mod count;
+pub mod cut;
+pub mod discover;
 mod error;
 mod follow;
 mod machine;
@@ -34,6 +38,9 @@ use rbprof_common::process::ProcessEntry;
 use rbprof_common::wire::Sample;
 
 use self::account::Account;
+use self::cut::Cut;
+use self::cut::Since;
+use self::discover::Discovery;
 pub use self::error::SessionError;
 use self::machine::MachineCode;
 use self::process::Look;
@@ -98,6 +105,11 @@ pub struct Session {
     stacks: StackTable,
     profile: Profile,
     account: Account,
+    /// Where the profile begins.
+    since: Since,
+    /// What the profile of every while begins with.
+    base: Metadata,
+    discovery: Option<Discovery>,
     labels: HashMap<(u32, u32, [u8; 16]), LabelsId>,
     started: Instant,
     observer: Option<Observer>,
@@ -154,6 +166,9 @@ impl Session {
             stacks: StackTable::new(STACK_BUDGET),
             profile: Profile::new(metadata),
             account: Account::default(),
+            since: Since::default(),
+            base: Metadata::default(),
+            discovery: None,
             labels: HashMap::new(),
             started: Instant::now(),
             observer: None,
@@ -165,6 +180,7 @@ impl Session {
             locations: Vec::new(),
         };
         session.tell_of_kernel();
+        session.base.clone_from(&session.profile.metadata);
         Ok(session)
     }
 
@@ -334,6 +350,7 @@ impl Session {
         self.publish_mappings(PATIENCE)?;
         self.profile.metadata.start_unix_ns = unix_ns();
         self.started = Instant::now();
+        self.since = Since::default();
         self.kernel.start()
     }
 
@@ -354,6 +371,7 @@ impl Session {
             self.kernel.remove_process(pid);
             self.end_process(pid);
         }
+        self.forget_ignored();
         Ok(())
     }
 
@@ -436,6 +454,10 @@ impl Session {
                     self.flush();
                     self.fork_process(event.tgid, event.child)?;
                 }
+                Record::Exec(event) if self.discovery.is_some() => {
+                    self.flush();
+                    self.executed(event.tgid)?;
+                }
                 Record::Exec(event) => {
                     self.flush();
                     self.forget_stacks(event.tgid);
@@ -450,11 +472,15 @@ impl Session {
                 }
                 Record::Exit(event) => {
                     self.flush();
-                    self.end_process(event.tgid);
+                    self.left(event.tgid)?;
                 }
+                Record::Mapped(record) => self.mapped(record)?,
             }
         }
         self.flush();
+        // After what is in the ring: who executes a Ruby maps it afterwards.
+        self.take_mappings()?;
+        self.judge()?;
         self.fresh.clear();
         for process in self.processes.values_mut() {
             process.look_for_symbols();
@@ -465,6 +491,21 @@ impl Session {
             self.kernel.forget_stack(id);
         }
         Ok(())
+    }
+
+    /// Ticks so often from now on. Gives what was recorded until then: samples
+    /// stand for another time afterwards.
+    ///
+    /// # Errors
+    /// [`SessionError`] when the kernel refuses.
+    pub fn set_frequency(&mut self, frequency: u64) -> Result<Cut, SessionError> {
+        self.kernel.stop()?;
+        self.poll()?;
+        let cut = self.cut()?;
+        self.kernel.set_frequency(frequency)?;
+        self.profile.metadata.frequency_hz = u32::try_from(frequency).unwrap_or(u32::MAX);
+        self.kernel.start()?;
+        Ok(cut)
     }
 
     /// Stops ticking, takes what is left, and gives the profile. What goes wrong

@@ -25,6 +25,10 @@ use crate::targets::Target;
 /// ever at full speed.
 const LOOK_INTERVALS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
+/// How long a Ruby that has just appeared is looked at although no tick meets it:
+/// as long as the slowest takes to start.
+const YOUTH: Duration = Duration::from_secs(3);
+
 /// How often a symbol table that was not there at first is looked for.
 const MAX_SYMBOL_LOOKS: u32 = 50;
 /// Stacks remembered per process; beyond it all are looked up anew.
@@ -145,6 +149,8 @@ pub struct Process {
     pub readiness: Readiness,
     /// It has run since it was last looked at.
     pub ran: bool,
+    /// Until when it is looked at even if no tick has met it.
+    young_until: Option<Instant>,
 }
 
 impl Process {
@@ -158,7 +164,25 @@ impl Process {
                 look: Look::Not,
             },
             ran: false,
+            young_until: None,
         }
+    }
+
+    /// A process that has just mapped a Ruby: it is soon to be up, and may not
+    /// last long.
+    #[must_use]
+    pub fn young(now: Instant) -> Self {
+        Self {
+            young_until: Some(now + YOUTH),
+            ..Self::pending(now)
+        }
+    }
+
+    /// Whether it was started just now, and its Ruby has not been found yet.
+    #[must_use]
+    pub fn is_young(&self, now: Instant) -> bool {
+        matches!(self.readiness, Readiness::Pending { .. })
+            && self.young_until.is_some_and(|until| now < until)
     }
 
     /// A process with a known Ruby.
@@ -194,6 +218,7 @@ impl Process {
                 generation: 0,
             })),
             ran: false,
+            young_until: None,
         }
     }
 
@@ -217,6 +242,15 @@ impl Process {
     pub const fn entry(&mut self) -> Option<&mut ProcessEntry> {
         match &mut self.readiness {
             Readiness::Ready(ruby) => Some(&mut ruby.entry),
+            Readiness::Pending { .. } | Readiness::NotRuby => None,
+        }
+    }
+
+    /// What was found out about it, once its Ruby is known.
+    #[must_use]
+    pub fn target(&self) -> Option<&Target> {
+        match &self.readiness {
+            Readiness::Ready(ruby) => Some(&ruby.target),
             Readiness::Pending { .. } | Readiness::NotRuby => None,
         }
     }
@@ -275,6 +309,7 @@ impl Process {
     /// Whether it is time to look for a Ruby in it: it is not ready, and has
     /// run since the last look.
     pub fn wants_a_look(&mut self, now: Instant) -> bool {
+        let is_young = self.is_young(now);
         let Readiness::Pending { looked, .. } = &mut self.readiness else {
             return false;
         };
@@ -283,7 +318,7 @@ impl Process {
             Some((_, interval)) => (interval * 5 / 4).min(LOOK_INTERVALS.1),
             None => LOOK_INTERVALS.0,
         };
-        if !self.ran {
+        if !self.ran && !is_young {
             return false;
         }
         *looked = Some((now, interval));
@@ -347,6 +382,13 @@ impl Process {
             ..
         } = &mut **ruby;
         names.resolve_taken(frames, memory, taken, || facts.now(memory), out)
+    }
+
+    /// Forgets which stacks are in the profile: it is another one from now on.
+    pub fn begin_profile(&mut self) {
+        if let Readiness::Ready(ruby) = &mut self.readiness {
+            ruby.stacks.clear();
+        }
     }
 
     /// What is known of a stack of the kernel half.

@@ -42,6 +42,7 @@ pub mod recover;
 pub mod roots;
 pub mod ruby;
 mod scan;
+pub mod spot;
 pub mod target;
 pub mod tls;
 pub mod validate;

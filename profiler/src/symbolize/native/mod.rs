@@ -27,7 +27,6 @@ mod tests;
 mod worker;
 
 use std::collections::HashMap;
-use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -36,6 +35,7 @@ use std::sync::Mutex;
 use std::sync::MutexGuard;
 use std::sync::PoisonError;
 use std::sync::mpsc;
+use std::sync::mpsc::Receiver;
 use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Duration;
@@ -109,7 +109,9 @@ fn lock(found: &Mutex<Found>) -> MutexGuard<'_, Found> {
 pub struct NativeNames {
     requests: Sender<Request>,
     found: Arc<Mutex<Found>>,
-    wanted: HashSet<Place>,
+    /// With the generation that wanted it last.
+    wanted: HashMap<Place, u32>,
+    generation: u32,
 }
 
 impl NativeNames {
@@ -134,7 +136,8 @@ impl NativeNames {
         Ok(Self {
             requests,
             found,
-            wanted: HashSet::new(),
+            wanted: HashMap::new(),
+            generation: 0,
         })
     }
 
@@ -156,7 +159,7 @@ impl NativeNames {
     }
 
     fn ask(&mut self, place: Place) {
-        if self.wanted.insert(place) {
+        if self.wanted.insert(place, self.generation).is_none() {
             self.send(Request::Name(place));
         }
     }
@@ -170,9 +173,7 @@ impl NativeNames {
     /// Waits until everything asked for before is done, at most so long. Gives
     /// whether it is.
     pub fn wait(&self, timeout: Duration) -> bool {
-        let (done, when_done) = mpsc::channel();
-        self.send(Request::Tell(done));
-        let in_time = when_done.recv_timeout(timeout);
+        let in_time = self.when_done().recv_timeout(timeout);
         match in_time {
             Ok(()) => {}
             Err(mpsc::RecvTimeoutError::Timeout) => {
@@ -186,6 +187,32 @@ impl NativeNames {
             }
         }
         in_time.is_ok()
+    }
+
+    /// What comes, or is closed, once everything asked for before is done.
+    #[must_use]
+    pub fn when_done(&self) -> Receiver<()> {
+        let (done, when_done) = mpsc::channel();
+        self.send(Request::Tell(done));
+        when_done
+    }
+
+    /// Begins another generation, and forgets names if there are more than
+    /// `limit`: those that neither this generation nor the one before has asked
+    /// for. They are looked for anew when they are wanted again.
+    pub fn forget_unused(&mut self, limit: usize) {
+        let oldest = self.generation.saturating_sub(1);
+        self.generation = self.generation.saturating_add(1);
+        if self.wanted.len() <= limit {
+            return;
+        }
+        self.wanted.retain(|_, wanted| *wanted >= oldest);
+        self.wanted.shrink_to_fit();
+        let mut found = lock(&self.found);
+        found
+            .names
+            .retain(|place, _| self.wanted.contains_key(place));
+        found.names.shrink_to_fit();
     }
 
     /// The function at an address of a file: its kind is `Native`, its file the
