@@ -22,6 +22,8 @@ pub struct Answer {
     pub headers: Vec<(String, String)>,
     /// The body, as text.
     pub body: String,
+    /// The body.
+    pub bytes: Vec<u8>,
 }
 
 impl Answer {
@@ -85,6 +87,7 @@ fn parse(bytes: &[u8]) -> Result<Answer> {
         status: status.context("no status")?.parse()?,
         headers: headers.collect(),
         body: String::new(),
+        bytes: Vec::new(),
     };
     let chunked = answer.header("transfer-encoding") == Some("chunked");
     let body = if chunked {
@@ -99,6 +102,7 @@ fn parse(bytes: &[u8]) -> Result<Answer> {
         rest.to_vec()
     };
     answer.body = String::from_utf8_lossy(&body).into_owned();
+    answer.bytes = body;
     Ok(answer)
 }
 

@@ -15,6 +15,7 @@
 //! | [`rails`] | a Rails application under load |
 //! | `native` | whether native frames can be what they are said to be |
 //! | [`http`] | a client of web pages |
+//! | [`agent`] | a running agent |
 //! | [`points`] | what a program says of its own stacks |
 //! | [`coredump`] | memory of a Ruby process, from a core dump |
 //! | [`live`] | memory of a running Ruby program |
@@ -24,6 +25,7 @@
 //! | [`share`] | shares of samples, and what coincidence makes of them |
 //! | [`truth`] | what a stack has to look like |
 
+pub mod agent;
 pub mod cfi;
 pub mod chains;
 pub mod checks;

@@ -4,6 +4,7 @@
 //! put on a fresh [`Page`], which Prometheus and its kin read.
 
 use std::fmt;
+use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -44,6 +45,7 @@ struct Metric {
 #[derive(Debug)]
 enum Values {
     Counters(Vec<(Labels, u64)>),
+    Time(Duration),
     Gauges(Vec<(Labels, f64)>),
 }
 
@@ -51,6 +53,16 @@ impl Page {
     /// Adds a number that only grows. `name`: without `rbprof_` and `_total`.
     pub fn counter(&mut self, name: &'static str, help: &'static str, value: u64) {
         self.counters(name, help, None, [(Labels::new(), value)]);
+    }
+
+    /// Adds a time that only grows, in seconds.
+    pub fn time(&mut self, name: &'static str, help: &'static str, value: Duration) {
+        self.metrics.push(Metric {
+            name,
+            help,
+            unit: Some(Unit::Seconds),
+            values: Values::Time(value),
+        });
     }
 
     /// Adds a number that goes up and down. `unit` becomes the end of its name.
@@ -141,7 +153,7 @@ impl Collector for Page {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for metric in &self.metrics {
             let kind = match metric.values {
-                Values::Counters(_) => MetricType::Counter,
+                Values::Counters(_) | Values::Time(_) => MetricType::Counter,
                 Values::Gauges(_) => MetricType::Gauge,
             };
             let mut all =
@@ -156,6 +168,9 @@ impl Collector for Page {
                                 .encode_counter::<NoLabelSet, _, f64>(value, None)?;
                         }
                     }
+                }
+                Values::Time(time) => {
+                    all.encode_counter::<NoLabelSet, _, f64>(&time.as_secs_f64(), None)?;
                 }
                 Values::Gauges(values) => {
                     for (labels, value) in values {
@@ -181,6 +196,7 @@ mod tests {
         let mut page = Page::default();
         page.counter("samples", "Samples taken", 7);
         page.gauge("memory", "Resident memory", Some(Unit::Bytes), 1.5);
+        page.time("busy", "Time busy", Duration::from_millis(1500));
         page.counters(
             "cpu",
             "Time used",
@@ -202,6 +218,10 @@ mod tests {
              # TYPE rbprof_memory_bytes gauge\n\
              # UNIT rbprof_memory_bytes bytes\n\
              rbprof_memory_bytes 1.5\n\
+             # HELP rbprof_busy_seconds Time busy\n\
+             # TYPE rbprof_busy_seconds counter\n\
+             # UNIT rbprof_busy_seconds seconds\n\
+             rbprof_busy_seconds_total 1.5\n\
              # HELP rbprof_cpu_seconds Time used\n\
              # TYPE rbprof_cpu_seconds counter\n\
              # UNIT rbprof_cpu_seconds seconds\n\

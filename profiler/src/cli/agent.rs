@@ -9,6 +9,7 @@ use anyhow::Context as _;
 
 use super::args::Agent;
 use super::plan::UsageError;
+use crate::agent;
 use crate::agent::config;
 use crate::agent::config::Config;
 use crate::agent::config::Given;
@@ -53,8 +54,8 @@ pub(super) fn run(arguments: Agent) -> anyhow::Result<ExitCode> {
     if check_config {
         return print(&config.settings.to_string());
     }
-    // The core's `agent::run(config)` is called here once it exists.
-    anyhow::bail!("this rbprof can only check the agent's configuration: give --check-config")
+    let reread = Box::new(move || Config::read(file.as_deref(), &given));
+    agent::run::run(config, reread)
 }
 
 /// The file to read: the one that is named, or the usual one if it exists.

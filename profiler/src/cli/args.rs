@@ -72,13 +72,10 @@ pub enum Command {
     /// environment variable: http.listen is --http-listen and
     /// RBPROF_HTTP_LISTEN. Flags come before variables, variables before the
     /// file, the file before defaults.
-    #[command(
-        hide = true,
-        after_help = "Examples:\n  \
+    #[command(after_help = "Examples:\n  \
         rbprof agent --check-config\n  \
         rbprof agent --print-config > /etc/rbprof/agent.toml\n  \
-        rbprof agent --print-unit > /etc/systemd/system/rbprof.service"
-    )]
+        rbprof agent --print-unit > /etc/systemd/system/rbprof.service")]
     Agent(Agent),
 }
 

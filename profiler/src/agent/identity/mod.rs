@@ -54,6 +54,9 @@ pub struct Identity {
     pub started: u64,
     /// What its profiles are filed under.
     pub service: Arc<str>,
+    /// The service that its environment names, as far as that could be read: a title
+    /// may have taken its place since.
+    pub named: Option<String>,
     /// Its command line, with single spaces, cut where it is long.
     pub command: String,
     /// The main script, or the title that a server such as Puma or Sidekiq gave
@@ -77,7 +80,7 @@ impl Identity {
     ///
     /// `earlier` is what was known of the same process before, or of the one
     /// that it was forked from: a title may have taken the place of the
-    /// environment since, with the service's name in it.
+    /// environment since.
     #[must_use]
     pub fn of(
         process: &PinnedProcess,
@@ -91,6 +94,7 @@ impl Identity {
             pid: process.identity().pid,
             started: process.identity().start_time,
             service: Arc::from(""),
+            named: service::named(process, groups.path.as_deref(), earlier),
             command: safe(&line.text(), MAX_COMMAND),
             script: line.script().map(|script| safe(script, MAX_NAME)),
             cgroup: groups.path.map(|path| safe(&path, MAX_CGROUP)),
@@ -99,7 +103,7 @@ impl Identity {
             pod: groups.pod,
             ruby: safe(ruby, MAX_NAME),
         };
-        identity.service = service::of(process, &identity, &line, rules, earlier);
+        identity.service = service::of(&identity, &line, rules);
         identity
     }
 }

@@ -85,14 +85,22 @@ impl ServiceRule {
     }
 }
 
-/// The service of a process of which everything else is known.
-pub(super) fn of(
+/// The service that the environment of a process names.
+pub(super) fn named(
     process: &PinnedProcess,
-    identity: &Identity,
-    line: &CommandLine,
-    rules: &[ServiceRule],
+    cgroup: Option<&str>,
     earlier: Option<&Identity>,
-) -> Arc<str> {
+) -> Option<String> {
+    match (Environment::of(process), earlier) {
+        (Environment::Read { service }, _) => service,
+        // What was known before the title came is better than a guess.
+        (Environment::Overwritten, Some(earlier)) => earlier.named.clone(),
+        (Environment::Overwritten, None) => ancestor_s(process, cgroup),
+    }
+}
+
+/// The service of a process of which everything else is known.
+pub(super) fn of(identity: &Identity, line: &CommandLine, rules: &[ServiceRule]) -> Arc<str> {
     let unit = || {
         let name = identity.unit.as_deref()?.strip_suffix(".service")?;
         (!name.starts_with("user@")).then(|| name.to_owned())
@@ -102,17 +110,10 @@ pub(super) fn of(
             .iter()
             .find_map(|rule| rule.name_of(&identity.command))
     };
-    let named = match Environment::of(process) {
-        Environment::Read { service } => service,
-        // What was known before the title came is better than a guess.
-        Environment::Overwritten if earlier.is_some() => {
-            return earlier.map_or_else(|| UNKNOWN.into(), |known| known.service.clone());
-        }
-        Environment::Overwritten => ancestor_s(process, identity.cgroup.as_deref()),
-    };
-    let candidates: [&dyn Fn() -> Option<String>; 4] = [&|| named.clone(), &ruled, &unit, &|| {
-        Some(line.short_name())
-    }];
+    let candidates: [&dyn Fn() -> Option<String>; 4] =
+        [&|| identity.named.clone(), &ruled, &unit, &|| {
+            Some(line.short_name())
+        }];
     candidates
         .iter()
         .filter_map(|candidate| candidate())
@@ -340,8 +341,12 @@ mod tests {
             ServiceRule::parse("late=app").unwrap(),
         ];
         let unit = identity("shop.service");
-        let of =
-            |identity: &Identity, rules: &[ServiceRule]| of(&process, identity, &line, rules, None);
+        let of = |identity: &Identity, rules: &[ServiceRule]| of(identity, &line, rules);
+        let from_environment = Identity {
+            named: Some("named".to_owned()),
+            ..unit.clone()
+        };
+        assert_eq!(&*of(&from_environment, &rules), "named");
         assert_eq!(&*of(&unit, &rules), "ruled");
         assert_eq!(&*of(&unit, &[]), "shop");
         for none in ["user@1000.service", "session-3.scope"] {
@@ -368,12 +373,17 @@ mod tests {
             let identity = Identity::of(&inner, "", &[], None);
             assert_eq!(identity.script.as_deref(), Some(&*title));
             assert_eq!(&*identity.service, "shop");
-            let earlier = Identity {
-                service: "known".into(),
+            let mut earlier = Identity {
+                service: "perl".into(),
+                named: Some("known".to_owned()),
                 ..Identity::default()
             };
             let identity = Identity::of(&inner, "", &[], Some(&earlier));
             assert_eq!(&*identity.service, "known");
+            // The environment had no name in it: then the title has.
+            earlier.named = None;
+            let identity = Identity::of(&inner, "", &[], Some(&earlier));
+            assert!(identity.service.starts_with("puma-shop"));
             assert_eq!(ancestor_s(&inner, Some("/elsewhere")), None);
             rustix::process::kill_process(
                 rustix::process::Pid::from_raw(inner.identity().pid.cast_signed()).unwrap(),
