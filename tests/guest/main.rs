@@ -31,6 +31,7 @@ use anyhow::Result;
 use anyhow::ensure;
 use libtest_mimic::Arguments;
 use libtest_mimic::Trial;
+use rbprof::kernel::Discover;
 use rbprof::kernel::Looping;
 use rbprof_tests::checks::children;
 use rbprof_tests::checks::children::children_are_recorded;
@@ -38,6 +39,8 @@ use rbprof_tests::checks::collector::collections_are_seen;
 use rbprof_tests::checks::depth;
 use rbprof_tests::checks::depth::arrives_whole;
 use rbprof_tests::checks::depth::is_cut;
+use rbprof_tests::checks::discovery;
+use rbprof_tests::checks::discovery::rubies_are_announced;
 use rbprof_tests::checks::extension;
 use rbprof_tests::checks::extension::shares_are_right;
 use rbprof_tests::checks::frames;
@@ -133,6 +136,7 @@ fn trials(facts: &Facts) -> Vec<Trial> {
     let mut trials = vec![
         with_first("load_and_attach", load_and_attach),
         with_first("system", of_system),
+        with_first("discovery", of_discovery),
     ];
     if turn.is_none_or(|turn| turn < 5) {
         trials.push(with_first("privileges", |subject| {
@@ -217,6 +221,28 @@ fn of_system(subject: &Subject) -> Result<()> {
         output.status,
         String::from_utf8_lossy(&output.stderr)
     );
+    Ok(())
+}
+
+/// Rubies are told of in both ways. Where ftrace may not trace the function for
+/// mappings, as in 5.10, no probe may be put there.
+fn of_discovery(subject: &Subject) -> Result<()> {
+    const PROBE: &str = "a probe in the kernel";
+    const SIDE_BAND: &str = "perf's events for mappings";
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let can_probe = !release.starts_with("5.10.");
+    for (discover, expected) in [
+        (Discover::Probe, if can_probe { PROBE } else { SIDE_BAND }),
+        (Discover::SideBand, SIDE_BAND),
+    ] {
+        let pace = discovery::Pace::EMULATED;
+        let announcer = ran(rubies_are_announced(&subject.ruby, discover, pace)?)?;
+        eprintln!("{discover:?}: told of by {announcer}");
+        ensure!(
+            announcer == expected,
+            "told of by {announcer}, not {expected}"
+        );
+    }
     Ok(())
 }
 

@@ -8,9 +8,12 @@ use std::time::Duration;
 use anyhow::Context as _;
 use anyhow::Result;
 use anyhow::ensure;
+use rbprof::kernel::Discover;
 use rbprof_tests::agent::Agent;
 use rbprof_tests::agent::FREQUENCY;
 use rbprof_tests::agent::runs;
+use rbprof_tests::checks::discovery;
+use rbprof_tests::checks::discovery::rubies_are_announced;
 use rbprof_tests::pprof;
 use rbprof_tests::rig;
 use rbprof_tests::target::Target;
@@ -67,6 +70,21 @@ fn run_script(ruby: &xtask::rubies::Installed) -> Result<u32> {
     let pid = child.id();
     ensure!(child.wait()?.success(), "the script failed");
     Ok(pid)
+}
+
+#[test]
+fn rubies_are_announced_in_each_way() -> Result<()> {
+    for name in ["debian-3.1.2", "source-3.4.5-static-stripped"] {
+        let Some(ruby) = rig::ruby(name)? else {
+            return Ok(());
+        };
+        // By a probe only where the kernel has any: virtual machines see to that.
+        for discover in [Discover::Probe, Discover::SideBand] {
+            let announcer = rubies_are_announced(&ruby, discover, discovery::Pace::HOST)?;
+            eprintln!("{name}, {discover:?}: told of by {announcer:?}");
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -9,13 +9,22 @@ def burn(seconds)
   nil while Process.clock_gettime(Process::CLOCK_PROCESS_CPUTIME_ID) - start < seconds
 end
 
-def in_server = burn(0.05)
-def in_worker = burn(0.05)
-def in_script = burn(Float(ENV.fetch("SECONDS")))
+def in_server
+  burn(0.05)
+end
+
+def in_worker
+  burn(0.05)
+end
+
+def in_script
+  burn(Float(ENV.fetch("SECONDS")))
+end
 
 if ARGV[0] == "script"
   in_script
-  exec(ENV["THEN"]) if ENV["THEN"]
+  following = ENV.delete("THEN")
+  exec(following) if following
 else
   server = Process.pid
   workers = 2.times.map do |number|

@@ -208,6 +208,9 @@ impl Agent {
         }
         let registry = Registry::new(config.selection.clone(), config.services.clone());
         session.discover(Box::new(registry.clone()));
+        if let Some(why) = session.kernel().without_probe() {
+            log::debug!("no probe for mappings: {why}");
+        }
         match session.kernel().announcer() {
             Ok(announcer) => log::info!("Rubies that start are told of by {announcer}"),
             Err(silence) => log::warn!(

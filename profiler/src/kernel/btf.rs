@@ -67,10 +67,6 @@ pub struct MappingOffsets {
 
 impl MappingOffsets {
     fn from_btf(btf: &Btf<'_>) -> Option<Self> {
-        // Only there are mappings announced.
-        if !btf.has_function(super::MAPPING_ANNOUNCED) {
-            return None;
-        }
         Some(Self {
             vma_flags: btf.offset("vm_area_struct", &["vm_flags"])?,
             vma_file: btf.offset("vm_area_struct", &["vm_file"])?,

@@ -12,8 +12,9 @@ use super::program;
 use super::take;
 
 /// The function of the kernel that is called for each mapping. It is there, and
-/// not inlined, in every kernel from 5.10 to 7.2: all of mm calls it.
-pub(super) const MAPPING_ANNOUNCED: &str = "perf_event_mmap";
+/// not inlined, in every kernel from 5.10 to 7.2: all of mm calls it. (BTF need not
+/// know it: before 6.0 that has the functions alone that ftrace may trace.)
+const MAPPING_ANNOUNCED: &str = "perf_event_mmap";
 
 /// [`FileKey`] as aya wants it.
 #[repr(transparent)]
@@ -65,9 +66,9 @@ impl Verdicts {
 /// Has mappings announced. `is_known`: whether the kernel describes them.
 pub(super) fn attach(ebpf: &mut Ebpf, is_known: bool) -> Result<Verdicts, KernelError> {
     if !is_known {
-        return Err(KernelError::NoBtf(format!(
-            "the kernel does not describe mappings, or has no {MAPPING_ANNOUNCED}"
-        )));
+        return Err(KernelError::NoBtf(
+            "the kernel does not describe mappings".to_owned(),
+        ));
     }
     let program: &mut KProbe = program(ebpf, "on_mapping")?;
     program

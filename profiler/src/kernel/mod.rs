@@ -50,7 +50,6 @@ use rbprof_common::wire::Mapped;
 use rbprof_common::wire::ThreadPointer;
 
 use self::btf::KernelOffsets;
-use self::discovery::MAPPING_ANNOUNCED;
 use self::discovery::Verdicts;
 pub use self::error::KernelError;
 use self::features::Feature;
@@ -214,8 +213,8 @@ enum Announcer {
     Nothing,
     /// A probe in the kernel.
     Probe(Verdicts),
-    /// What perf tells of mappings.
-    SideBand(Box<SideBand>),
+    /// What perf tells of mappings; and why it is not a probe, if that was tried.
+    SideBand(Box<SideBand>, Option<String>),
     /// Nothing, although it was asked for, and why.
     Silent(String),
 }
@@ -251,7 +250,7 @@ impl Kernel {
         let (mut kernel, _) = Self::load_programs(options, false)?;
         if options.discover != Discover::Off {
             kernel.announcer = match SideBand::open(kernel.records.as_fd()) {
-                Ok(side_band) => Announcer::SideBand(Box::new(side_band)),
+                Ok(side_band) => Announcer::SideBand(Box::new(side_band), reasons.pop()),
                 Err(error) => {
                     reasons.push(error.to_string());
                     Announcer::Silent(reasons.join("; "))
@@ -441,7 +440,7 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`] when an event cannot be opened.
     pub fn follow_cpus(&mut self) -> Result<(), KernelError> {
-        if let Announcer::SideBand(side_band) = &mut self.announcer {
+        if let Announcer::SideBand(side_band, _) = &mut self.announcer {
             side_band.follow_cpus()?;
         }
         self.start()
@@ -474,8 +473,17 @@ impl Kernel {
         match &self.announcer {
             Announcer::Nothing => Ok("nothing"),
             Announcer::Probe(_) => Ok("a probe in the kernel"),
-            Announcer::SideBand(_) => Ok("perf's events for mappings"),
+            Announcer::SideBand(..) => Ok("perf's events for mappings"),
             Announcer::Silent(why) => Err(why),
+        }
+    }
+
+    /// Why no probe tells of Rubies, if one was to.
+    #[must_use]
+    pub fn without_probe(&self) -> Option<&str> {
+        match &self.announcer {
+            Announcer::SideBand(_, why) => why.as_deref(),
+            _ => None,
         }
     }
 
@@ -489,7 +497,7 @@ impl Kernel {
     /// were lost.
     pub fn drain_mappings(&mut self, each: impl FnMut(Mapped)) -> u64 {
         match &mut self.announcer {
-            Announcer::SideBand(side_band) => side_band.drain(each),
+            Announcer::SideBand(side_band, _) => side_band.drain(each),
             _ => 0,
         }
     }
@@ -501,7 +509,7 @@ impl Kernel {
     pub fn set_verdict(&mut self, file: FileKey, is_ruby: bool) -> Result<(), KernelError> {
         match &mut self.announcer {
             Announcer::Probe(verdicts) => verdicts.set(file, is_ruby)?,
-            Announcer::SideBand(side_band) => side_band.set(file, is_ruby),
+            Announcer::SideBand(side_band, _) => side_band.set(file, is_ruby),
             Announcer::Nothing | Announcer::Silent(_) => {}
         }
         Ok(())
@@ -512,7 +520,7 @@ impl Kernel {
     pub fn forget_verdicts(&mut self) {
         match &mut self.announcer {
             Announcer::Probe(verdicts) => verdicts.forget_others(),
-            Announcer::SideBand(side_band) => side_band.forget_others(),
+            Announcer::SideBand(side_band, _) => side_band.forget_others(),
             Announcer::Nothing | Announcer::Silent(_) => {}
         }
     }
@@ -578,7 +586,7 @@ impl Kernel {
     /// [`KernelError`] when this process has no descriptor left.
     pub fn wakeup(&self) -> Result<OwnedFd, KernelError> {
         let descriptor = match &self.announcer {
-            Announcer::SideBand(side_band) => side_band.wakeup(),
+            Announcer::SideBand(side_band, _) => side_band.wakeup(),
             _ => self.records.as_fd(),
         };
         descriptor

@@ -22,6 +22,7 @@ use super::process::Process;
 use crate::kernel::KernelError;
 use crate::memory::PinnedProcess;
 use crate::targets::Target;
+use crate::targets::proc;
 use crate::targets::spot;
 use crate::targets::spot::Files;
 
@@ -220,10 +221,26 @@ impl Session {
     /// There is a Ruby in a process.
     fn found(&mut self, pid: u32) -> Result<(), KernelError> {
         // A target that maps it again is about to execute it: that is told.
-        if self.processes.contains_key(&pid) || self.is_ignored(pid) {
+        if self.is_known(pid) {
             return Ok(());
         }
-        self.appear(pid, None)
+        self.appear(pid, None)?;
+        // Forks are told from now on. If this comes late, there have been some.
+        for child in proc::descendants(pid) {
+            if let Some(discovery) = &mut self.discovery
+                && !self.processes.contains_key(&child)
+                && !discovery.ignored.contains(&child)
+                && spot::runs_ruby(child, &mut discovery.files)
+            {
+                self.appear(child, Some(pid))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a process is one of those that the watcher was asked about.
+    pub(super) fn is_known(&self, pid: u32) -> bool {
+        self.processes.contains_key(&pid) || self.is_ignored(pid)
     }
 
     /// Asks whether a Ruby is to be profiled, and does so.

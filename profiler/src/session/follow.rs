@@ -152,6 +152,10 @@ impl Session {
 
     pub(super) fn fork_process(&mut self, parent: u32, child: u32) -> Result<(), SessionError> {
         self.account.forks += 1;
+        if self.discovery.is_some() && self.is_known(child) {
+            // It was found in another way already.
+            return Ok(());
+        }
         if self.is_ignored(parent) {
             // The child may have another title or user soon, and is asked for again.
             return Ok(self.appear(child, Some(parent))?);

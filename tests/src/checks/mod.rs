@@ -15,6 +15,7 @@
 pub mod children;
 pub mod collector;
 pub mod depth;
+pub mod discovery;
 pub mod extension;
 pub mod frames;
 pub mod load;
