@@ -97,8 +97,13 @@ impl Overview<'_> {
         let of = |counter| self.counters.get(counter);
         page.counter(
             "samples_due",
-            "Ticks that hit a process that is profiled",
+            "Ticks that hit a process that is profiled, or was to be",
             of(Counter::Hit),
+        );
+        page.counter(
+            "samples_not_selected",
+            "Those that hit a process before it was clear that no rule selects it",
+            self.account.not_selected,
         );
         page.counters(
             "samples",

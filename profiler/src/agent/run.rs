@@ -45,7 +45,7 @@ use crate::session::cut::Cut;
 /// How often records are looked for that did not wake anybody, and cuts whose
 /// names are there.
 const POLL: Duration = Duration::from_millis(100);
-/// The same while a Ruby is starting.
+/// The same while a Ruby is starting, or has just been found.
 const POLL_SOON: Duration = Duration::from_millis(5);
 /// How often `/proc` is looked through where Rubies are not announced.
 const LOOK_THROUGH: Duration = Duration::from_secs(10);
@@ -264,7 +264,7 @@ impl Agent {
         let mut polled = Instant::now();
         let mut is_served = true;
         loop {
-            let pause = if self.session.is_waiting() {
+            let pause = if self.session.is_in_haste() {
                 POLL_SOON
             } else {
                 POLL

@@ -19,6 +19,9 @@ pub struct Account {
     pub lost_frames: u64,
     /// Samples of rbprof itself, which are not in the profile.
     pub own: u64,
+    /// Samples of Rubies that are not to be profiled, taken before that was decided;
+    /// they are not in the profile.
+    pub not_selected: u64,
     /// Records this version does not know.
     pub unknown_records: u64,
     /// Times that names had to be read again because what they were read from
@@ -53,6 +56,7 @@ impl Account {
             without_frames: self.without_frames - earlier.without_frames,
             lost_frames: self.lost_frames - earlier.lost_frames,
             own: self.own - earlier.own,
+            not_selected: self.not_selected - earlier.not_selected,
             unknown_records: self.unknown_records - earlier.unknown_records,
             renamed: self.renamed - earlier.renamed,
             unreadable: self.unreadable - earlier.unreadable,
@@ -71,7 +75,7 @@ impl Account {
         metadata.count(
             "samples due",
             Fact,
-            of(Counter::Hit).saturating_sub(self.own),
+            of(Counter::Hit).saturating_sub(self.own + self.not_selected),
         );
         metadata.count(
             "samples taken",

@@ -63,6 +63,10 @@ impl Session {
 
     fn count(&mut self, sample: &Sample) {
         self.account.received += 1;
+        if self.is_ignored(sample.tgid) {
+            self.account.not_selected += 1;
+            return;
+        }
         let labels = self.labels_of(sample);
         if sample.stack == 0 {
             let look = self

@@ -42,6 +42,11 @@ pub trait Watcher: Send {
     fn ended(&mut self, pid: u32);
 }
 
+/// What the kernel half knows of a Ruby that is not profiled.
+const IGNORED: ProcessEntry = ProcessEntry {
+    state: state::IGNORED,
+    ..ProcessEntry::PENDING
+};
 /// How long after its files were judged a process may still be reported as ended
 /// because the kernel half did not know the answer yet.
 const AFTERWARDS: Duration = Duration::from_secs(2);
@@ -121,21 +126,30 @@ impl Session {
     /// Profiles a Ruby that is known from now on, or does not any more.
     ///
     /// # Errors
-    /// [`KernelError`] when the kernel half has no room for it.
-    pub fn select(&mut self, pid: u32, is_selected: bool) -> Result<(), KernelError> {
+    /// [`SessionError`] when the kernel half has no room for it.
+    pub fn select(&mut self, pid: u32, is_selected: bool) -> Result<(), SessionError> {
         match (is_selected, self.is_ignored(pid)) {
-            (true, true) => self.expect_soon(pid),
-            (false, false) if self.processes.contains_key(&pid) => self.ignore(pid),
-            _ => Ok(()),
+            (true, true) => self.expect_soon(pid)?,
+            (false, false) if self.processes.contains_key(&pid) => {
+                // What was sampled until now is still to be named.
+                self.kernel.set_process(pid, &IGNORED)?;
+                self.poll()?;
+                if self.processes.contains_key(&pid) {
+                    self.ignore(pid)?;
+                }
+            }
+            _ => {}
         }
+        Ok(())
     }
 
-    /// Whether a Ruby has just appeared, and should be looked at every few
-    /// milliseconds until it is up.
+    /// Whether a Ruby has just appeared, and everything should be polled every few
+    /// milliseconds for a while.
     #[must_use]
-    pub fn is_waiting(&self) -> bool {
+    pub fn is_in_haste(&self) -> bool {
         let now = Instant::now();
-        (self.discovery.is_some()) && (self.processes.values()).any(|process| process.is_young(now))
+        self.discovery.is_some()
+            && (self.processes.values()).any(|process| process.is_followed_closely(now))
     }
 
     /// The kernel half tells of a mapping.
@@ -270,11 +284,7 @@ impl Session {
 
     /// Takes a Ruby for one that is not profiled.
     pub(super) fn ignore(&mut self, pid: u32) -> Result<(), KernelError> {
-        let entry = ProcessEntry {
-            state: state::IGNORED,
-            ..ProcessEntry::default()
-        };
-        self.kernel.set_process(pid, &entry)?;
+        self.kernel.set_process(pid, &IGNORED)?;
         self.forget_process(pid);
         if let Some(discovery) = &mut self.discovery {
             discovery.ignored.insert(pid);

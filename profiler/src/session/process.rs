@@ -29,6 +29,10 @@ const LOOK_INTERVALS: (Duration, Duration) = (Duration::from_millis(5), Duration
 /// as long as the slowest takes to start.
 const YOUTH: Duration = Duration::from_secs(3);
 
+/// How long after its Ruby was found a process is followed closely: it may be a short
+/// one, and its names are gone when it is.
+const CLOSELY: Duration = Duration::from_millis(500);
+
 /// How often a symbol table that was not there at first is looked for.
 const MAX_SYMBOL_LOOKS: u32 = 50;
 /// Stacks remembered per process; beyond it all are looked up anew.
@@ -149,7 +153,8 @@ pub struct Process {
     pub readiness: Readiness,
     /// It has run since it was last looked at.
     pub ran: bool,
-    /// Until when it is looked at even if no tick has met it.
+    /// Until when it is looked at even if no tick has met it; or, once its Ruby is
+    /// known, followed closely.
     young_until: Option<Instant>,
 }
 
@@ -185,6 +190,12 @@ impl Process {
             && self.young_until.is_some_and(|until| now < until)
     }
 
+    /// Whether it should be polled often: it was started or forked just now.
+    #[must_use]
+    pub fn is_followed_closely(&self, now: Instant) -> bool {
+        self.young_until.is_some_and(|until| now < until)
+    }
+
     /// A process with a known Ruby.
     ///
     /// # Errors
@@ -218,7 +229,7 @@ impl Process {
                 generation: 0,
             })),
             ran: false,
-            young_until: None,
+            young_until: Some(Instant::now() + CLOSELY),
         }
     }
 

@@ -79,22 +79,38 @@ pub(super) fn vm<M: TargetMemory>(
     // stands for all.
     candidates.sort_unstable_by_key(|it| (it.address, !it.is_referenced));
     candidates.dedup_by_key(|it| it.address);
+    // If one fits of those that code refers to, the others do not matter; there are
+    // thousands of them.
+    let (referenced, others): (Vec<_>, Vec<_>) =
+        candidates.into_iter().partition(|it| it.is_referenced);
+    let mut found = fitting(&referenced, layout, memory);
+    if found.len() != 1 {
+        found.extend(fitting(&others, layout, memory));
+    }
+    Recovered::only(&found)
+}
+
+/// Those that are a VM.
+fn fitting<M: TargetMemory>(
+    candidates: &[Recovered],
+    layout: &WalkLayout,
+    memory: &M,
+) -> Vec<Recovered> {
     let addresses: Vec<_> = candidates
         .iter()
         .map(|vm| vm.address.wrapping_add(VM_MAIN_THREAD))
         .collect();
     let mains = scan::read_each(&addresses, memory);
-    let found: Vec<Recovered> = candidates
-        .into_iter()
+    candidates
+        .iter()
         .zip(mains)
         .filter_map(|(vm, main)| main.map(|[main]: [u64; 1]| (vm, main)))
         .filter(|&(vm, main)| {
             scan::may_be_address(main)
                 && points_back(vm.address, main, layout, memory) == Some(true)
         })
-        .map(|(vm, _)| vm)
-        .collect();
-    Recovered::only(&found)
+        .map(|(vm, _)| *vm)
+        .collect()
 }
 
 /// Whether a main thread belongs to the VM, and its context to it.
